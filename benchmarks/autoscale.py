@@ -1,47 +1,29 @@
 """Measures what a pool that sizes itself saves, on emulated GPUs under a virtual clock (`pool_run.py`).
 
-Part `lengths`: completions grow from 600 to 4,800 tokens and shrink to 1,200 as training proceeds. The pool
-that sizes itself (2 to 16 services) is compared with the smallest fixed pool that takes at most 3 % longer.
-For reference, another pool shows how much can be saved at all: its size follows what the load will need six
-steps later, which a real run can't know. The possible savings depend on the load, so there are four loads,
-which need the same number of services at the longest lengths. The reported figure is that of the first load:
+There are two loads. In `x8`, completions grow from 600 to 4,800 tokens and shrink to 1,200 as
+training proceeds, and half of a step's time grows with the tokens of its batch. The pool that sizes itself (2
+to 16 services) is compared with the smallest fixed pool that takes at most 3 % longer.
 
-    x8, half      half of a step's time is constant, the other half grows with the tokens of its batch
-    x4, half      the same, with lengths that begin at 1,200 and end at 1,800
-    x8, constant  a step's time is constant
-    x8, tokens    all of a step's time grows with its tokens: training slows down as much as generation, so
-                  every length needs the same number of services
+`paper` is the load on which the AstraFlow paper (arXiv 2605.15565) measured its 13 %: Qwen3-14B on math, 745
+steps. The paper compares all GPUs, including the trainer's four, with a fixed pool of 11 that is larger than
+needed. The number of services that this run needed is read from the figure on the project's page: 6 / (1 -
+w), where w is the share of time that its trainer waited for six services, minus the 3.5 % that it waits for
+any pool.
 
-A fifth load was added after the figures of these four were known. It is the one on which the AstraFlow paper
-(arXiv 2605.15565) measured its 13 %: Qwen3-14B on math, 745 steps. The paper compares all GPUs, including the
-trainer's four, with a fixed pool of 11 that is larger than needed. The number of services that this run
-needed is read from the figure on the project's page: 6 / (1 - w), where w is the share of time that its
-trainer waited for six services, minus the 3.5 % that it waits for any pool. Both comparisons are reported,
-and the paper's has a target.
-
-Part `spot`: the same load with constant lengths, on spot machines (cost 0.3) and on-demand machines (1.0).
-The number of available spot machines follows a trace that changes every two to six minutes. If there are too
-few, services lose their machines. The baseline is the same pool with on-demand machines only. The trace is
-synthetic and made from a seed. `--trace FILE` replays another one, with lines `SECONDS MACHINES`.
-
-    python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--small] [--load NAME] [--trace FILE]
-        [--processes 2]
+    python benchmarks/autoscale.py [--quick] [--processes 2]
 """
 
 import argparse
-import bisect
-import itertools
 import os
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from astraflow.config import parse_config
 from astraflow.recipe.cluster_config import ClusterConfig
@@ -56,20 +38,12 @@ LONGEST = 4800.0
 """Mean length of the longest completions."""
 LONGEST_S = 70.0
 """Seconds of a training step at the longest lengths."""
-LOADS = {
-    "x8, half": (600.0, 1200.0, 0.5),
-    "x4, half": (1200.0, 1800.0, 0.5),
-    "x8, constant": (600.0, 1200.0, 1.0),
-    "x8, tokens": (600.0, 1200.0, 0.0),
-}
-"""Load -> first mean length, last mean length, and constant share of a step's time at the longest lengths."""
+GROWING = "x8"
 PAPER = "paper"
-PAPER_NEEDS = (
-    (0.0, 5.5), (0.11, 5.8), (0.2, 7.5), (0.31, 8.2), (0.44, 8.8), (0.6, 8.8), (0.67, 9.6), (0.79, 9.1),
-    (0.84, 10.3), (0.91, 9.5), (1.0, 10.0),
-)  # fmt: skip
-"""Share of the steps that are done -> services that the paper's run needed. Before 0.11, it is only known
-that six were enough."""
+PAPER_DONE = (0.0, 0.11, 0.2, 0.31, 0.44, 0.6, 0.67, 0.79, 0.84, 0.91, 1.0)
+PAPER_NEEDS = (5.5, 5.8, 7.5, 8.2, 8.8, 8.8, 9.6, 9.1, 10.3, 9.5, 10.0)
+"""Services that the paper's run needed when these shares of its steps were done. Before 0.11, it is only
+known that six were enough."""
 PAPER_STEPS = 745
 PAPER_STEP_S = 137.0
 """Like `LONGEST_S`. With this value, the steps take 113 s on average, as the paper's did."""
@@ -77,30 +51,18 @@ PAPER_FIXED = 11
 PAPER_FIRST = 6
 PAPER_TRAINERS = 4
 SAME_WALL = 1.03
-FORESIGHT = 6
-"""In steps. Covers a start, which takes 90 s, and the stock that must be generated before it is needed."""
-SPOT_COST = 0.3
-TRACE_S = 100_000.0
 
 
-def length_at(first: float, last: float, done: float) -> float:
+def growing_length(done: float) -> float:
     """Returns the mean completion length. It grows for 40 % of the steps, stays constant, and shrinks in the
     last 40 %."""
-    points = ((0.0, first), (0.4, LONGEST), (0.6, LONGEST), (1.0, last))
-    for (left, low), (right, high) in itertools.pairwise(points):
-        if done <= right:
-            return low + (high - low) * (done - left) / (right - left)
-    return last
+    return float(np.interp(done, (0.0, 0.4, 0.6, 1.0), (600.0, LONGEST, LONGEST, 1200.0)))
 
 
 def paper_length(done: float) -> float:
     """Returns the mean length that needs as many services as the paper's run, if half of a step's time is
     constant."""
-    needed = next(
-        low + (high - low) * (done - left) / (right - left)
-        for (left, low), (right, high) in itertools.pairwise(PAPER_NEEDS)
-        if done <= right
-    )
+    needed = float(np.interp(done, PAPER_DONE, PAPER_NEEDS))
     return LONGEST * (PAPER_STEP_S / LONGEST_S) * needed / (2 * _at_longest() - needed)
 
 
@@ -121,16 +83,12 @@ def make_load(
     constant: float,
     mean_tokens: Callable[[float], float],
     *,
-    is_small: bool = False,
     longest_s: float = LONGEST_S,
 ) -> Load:
     """Makes a load. `constant`: share of a step's time that doesn't depend on its batch. `longest_s`: seconds
     of a step at the longest lengths, which are proportional to it."""
-    groups, num_slots = (8, 4) if is_small else (32, 16)
-    millions = LONGEST * GROUP_SIZE * groups / 1e6
+    millions = LONGEST * GROUP_SIZE * Load.groups / 1e6
     return Load(
-        groups=groups,
-        num_slots=num_slots,
         steps=steps,
         mean_tokens=mean_tokens,
         step_s=constant * longest_s,
@@ -138,51 +96,17 @@ def make_load(
     )
 
 
-def load_named(name: str, steps: int, *, is_small: bool) -> Load:
+def load_named(name: str, steps: int) -> Load:
     """Returns one of the loads that change."""
     if name == PAPER:
-        paper_steps = round(PAPER_STEPS * steps / STEPS)
-        return make_load(paper_steps, 0.5, paper_length, is_small=is_small, longest_s=PAPER_STEP_S)
-    first, last, constant = LOADS[name]
-    return make_load(steps, constant, partial(length_at, first, last), is_small=is_small)
+        return make_load(round(PAPER_STEPS * steps / STEPS), 0.5, paper_length, longest_s=PAPER_STEP_S)
+    return make_load(steps, 0.5, growing_length)
 
 
-def pool_of(kinds: Mapping[str, Mapping[str, float]] | None = None) -> ClusterConfig:
+def pool_config() -> ClusterConfig:
     """Makes the config of the pool that sizes itself: the recipe's defaults, except for the patience."""
-    pool = {"kinds": kinds or {}, "patience_s": 120.0}
-    fields = {"min_services": 2, "max_services": MOST, "pool": pool}
+    fields = {"min_services": 2, "max_services": MOST, "pool": {"patience_s": 120.0}}
     return parse_config(fields, ClusterConfig, where="cluster")
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The number of available machines: sorted times, and the number from each time on."""
-
-    times: tuple[float, ...]
-    numbers: tuple[int, ...]
-
-    def __call__(self, now_s: float) -> Mapping[str, int]:
-        return {"spot": self.numbers[max(0, bisect.bisect_right(self.times, now_s) - 1)]}
-
-
-def made_up(seed: int) -> Trace:
-    """Makes a trace in which a few machines come and go. Occasionally, none is available for a while."""
-    rng = random.Random(seed)
-    times: list[float] = []
-    numbers: list[int] = []
-    now_s, number = 0.0, MOST - 4
-    while now_s < TRACE_S:
-        times.append(now_s)
-        numbers.append(0 if rng.random() < 0.05 else number)
-        now_s += rng.uniform(120.0, 360.0)
-        number = min(MOST, max(0, number + rng.randint(-4, 4)))
-    return Trace(tuple(times), tuple(numbers))
-
-
-def read_trace(path: Path) -> Trace:
-    """Reads a trace from a file."""
-    pairs = [line.split() for line in path.read_text().splitlines() if line.strip()]
-    return Trace(tuple(float(first) for first, _ in pairs), tuple(int(second) for _, second in pairs))
 
 
 def run_one(job: Mapping[str, Any]) -> PoolMeasured:
@@ -200,48 +124,10 @@ def run_all(jobs: Mapping[str, Mapping[str, Any]], num_processes: int) -> dict[s
     return found
 
 
-# --- lengths --------------------------------------------------------------------------------------
-
-
-def lengths(given: argparse.Namespace) -> dict[str, object]:
-    """Compares the pool that sizes itself with fixed ones, for each load."""
-    names = given.load or ([*LOADS][:1] if given.quick else [*LOADS, PAPER])
-    jobs: dict[str, Mapping[str, Any]] = {}
-    for name in names:
-        jobs |= _jobs_of(name, given)
-    runs = run_all(jobs, given.processes)
-    saved: dict[str, float] = {}
-    foreseen: dict[str, float] = {}
-    figures: dict[str, object] = {}
-    rows: list[tuple[object, ...]] = []
-    for name in names:
-        sized = runs[f"{name}: sized"]
-        other, rows_of_load = _compared(name, runs)
-        rows += rows_of_load
-        saved[name] = round(1 - sized.used_h / other.used_h, 4)
-        if f"{name}: foreseen" in runs:
-            seeing = runs[f"{name}: foreseen"]
-            foreseen[name] = round(1 - seeing.used_h / _same_wall(_fixed_of(name, runs), seeing).used_h, 4)
-        if name == next(iter(LOADS)):
-            figures["gpu_hours_saved_frac"] = saved[name]
-            figures["wall_ratio"] = round(sized.wall_s / other.wall_s, 4)
-            figures["same_wall_services"] = round(other.used_h / other.wall_s * 3600)
-            figures["num_changes"] = sized.num_changes
-        if name == PAPER:
-            figures |= _as_in_the_paper(runs)
-    header = ("load", "pool", "hours", "GPU-hours", "trainer busy", "changes", "")
-    show_table(f"{given.steps} steps; VIRTUAL time", header, rows)
-    if not given.quick:
-        draw(runs, names, given.images / "autoscale.png")
-    return {**figures, "saved_by_load": saved, "saved_with_foresight": foreseen}
-
-
 def _jobs_of(name: str, given: argparse.Namespace) -> dict[str, Mapping[str, Any]]:
-    load = load_named(name, given.steps, is_small=given.small)
-    sized = {"load": load, "cluster": pool_of(), "num_services": PAPER_FIRST if name == PAPER else 3}
+    load = load_named(name, given.steps)
+    sized = {"load": load, "cluster": pool_config(), "num_services": PAPER_FIRST if name == PAPER else 3}
     jobs: dict[str, Mapping[str, Any]] = {f"{name}: sized": sized}
-    if name != PAPER:
-        jobs[f"{name}: foreseen"] = {**sized, "foresight": FORESIGHT}
     sizes = (4, 8, 12) if given.quick else range(7, 12) if name == PAPER else range(5, 13)
     return jobs | {
         f"{name}: fixed {num}": {"load": load, "cluster": fixed(num), "num_services": num} for num in sizes
@@ -300,63 +186,31 @@ def draw(runs: Mapping[str, PoolMeasured], names: Sequence[str], image: Path) ->
     plt.close(figure)
 
 
-# --- spot -----------------------------------------------------------------------------------------
-
-
-def spot(given: argparse.Namespace) -> dict[str, object]:
-    """Compares spot and on-demand machines with on-demand machines only."""
-    trace = read_trace(given.trace) if given.trace else made_up(1)
-    load = make_load(given.steps, 0.5, constant_length, is_small=given.small)
-    on_demand = {"most": MOST, "cost": 1.0}
-    kinds = {"spot": {"most": MOST, "cost": SPOT_COST}, "on_demand": on_demand}
-    jobs = {
-        "spot and on demand": {
-            "load": load, "cluster": pool_of(kinds), "num_services": 6, "market": trace
-        },
-        "on demand only": {
-            "load": load, "cluster": pool_of({"on_demand": on_demand}), "num_services": 6
-        },
-    }  # fmt: skip
-    runs = run_all(jobs, given.processes)
-    both, only = runs["spot and on demand"], runs["on demand only"]
-    rows = [
-        (name, run.wall_s / 3600, run.used_s["spot"] / 3600, run.used_s["on_demand"] / 3600, run.num_lost,
-         run.num_changes, per_unit(run) / 1e6, per_unit(run, with_trainer=True) / 1e6)
-        for name, run in runs.items()
-    ]  # fmt: skip
-    header = (
-        "machines", "hours", "spot h", "on-demand h", "episodes lost", "changes", "M tokens/unit",
-        "with trainer",
-    )  # fmt: skip
-    show_table("a trace of spot machines; cost of an on-demand hour: 1 unit; VIRTUAL time", header, rows)
-    return {
-        "tokens_per_dollar_ratio": round(per_unit(both) / per_unit(only), 3),
-        "tokens_per_dollar_ratio_with_trainer": round(
-            per_unit(both, with_trainer=True) / per_unit(only, with_trainer=True), 3
-        ),
-        "spot_wall_ratio": round(both.wall_s / only.wall_s, 4),
-        "spot_share_of_hours": round(both.used_s["spot"] / sum(both.used_s.values()), 3),
-    }
-
-
-def per_unit(run: PoolMeasured, *, with_trainer: bool = False) -> float:
-    """Returns the trained tokens per cost of an on-demand hour. The trainer has one on-demand machine."""
-    hours = run.used_s["spot"] * SPOT_COST + run.used_s["on_demand"] + with_trainer * run.wall_s
-    return run.num_tokens / (hours / 3600)
-
-
-PARTS = {"lengths": lengths, "spot": spot}
-
-
 def main(given: argparse.Namespace) -> None:
-    """Runs the requested parts, and prints the figures."""
+    """Compares the pool that sizes itself with fixed ones, for each load, and prints the figures."""
     given.steps = given.steps or (24 if given.quick else STEPS)
+    names = [GROWING] if given.quick else [GROWING, PAPER]
+    jobs: dict[str, Mapping[str, Any]] = {}
+    for name in names:
+        jobs |= _jobs_of(name, given)
+    runs = run_all(jobs, given.processes)
     figures: dict[str, object] = {"is_virtual": True, "steps": given.steps}
-    chosen: Sequence[str] = (given.only,) if given.only else tuple(PARTS)
-    for name in chosen:
-        figures |= PARTS[name](given)
-    targets = {"paper_total_saved_frac": 0.13, "tokens_per_dollar_ratio": 2.0}
-    report(figures, at_least={} if given.quick else targets)
+    rows: list[tuple[object, ...]] = []
+    for name in names:
+        sized = runs[f"{name}: sized"]
+        other, rows_of_load = _compared(name, runs)
+        rows += rows_of_load
+        if name == GROWING:
+            figures["gpu_hours_saved_frac"] = round(1 - sized.used_h / other.used_h, 4)
+            figures["wall_ratio"] = round(sized.wall_s / other.wall_s, 4)
+            figures["same_wall_services"] = round(other.used_h / other.wall_s * 3600)
+        if name == PAPER:
+            figures |= _as_in_the_paper(runs)
+    header = ("load", "pool", "hours", "GPU-hours", "trainer busy", "changes", "")
+    show_table(f"{given.steps} steps; VIRTUAL time", header, rows)
+    if not given.quick:
+        draw(runs, names, given.images / "autoscale.png")
+    report(figures, at_least={} if given.quick else {"paper_total_saved_frac": 0.13})
 
 
 if __name__ == "__main__":
@@ -364,13 +218,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few steps and pools, no picture: for trying")
-    small_help = "a quarter of each batch and of each device: a tenth of the time, similar figures"
-    parser.add_argument("--small", action="store_true", help=small_help)
     parser.add_argument("--steps", type=int, default=0, help="default: 200, quick: 24")
-    parser.add_argument("--only", choices=("", *PARTS), default="")
-    load_help = "one of the loads, in place of all; may be repeated"
-    parser.add_argument("--load", action="append", choices=(*LOADS, PAPER), help=load_help)
-    parser.add_argument("--trace", type=Path, help="lines SECONDS MACHINES, in place of the made-up trace")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs side by side")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of the picture")
     main(parser.parse_args())

@@ -1,8 +1,6 @@
 """The instruments of `dataflow.py`: server processes, their clients, and the messages of rollout services and
 trainers."""
 
-import asyncio
-import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +23,6 @@ from astraflow.types import (
     Episode,
     EpisodeResult,
     EpisodeResults,
-    Failure,
     Fingerprints,
     LeaseRequest,
     Manifest,
@@ -51,7 +48,7 @@ GROUPS_PER_BATCH = 32
 
 
 class Server:
-    """A server's process. `cpu_s` and `rss_mb` cover only this process."""
+    """A server's process. `cpu_s` covers only this process."""
 
     def __init__(self, *argv: str) -> None:
         command = [sys.executable, str(SERVER), *argv]
@@ -63,21 +60,6 @@ class Server:
         """Returns the user and system time of its threads so far."""
         threads = Path(f"/proc/{self._process.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-
-    def rss_mb(self) -> float:
-        """Returns the current resident memory."""
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-    def written_bytes(self) -> int:
-        """Returns the bytes that it has written to disks so far. A memory file system doesn't count."""
-        lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
-
-    def kill(self) -> None:
-        """Kills the process."""
-        self._process.kill()
-        self._process.wait()
 
     def close(self) -> None:
         """Lets the process end."""
@@ -230,23 +212,10 @@ async def join(side: Side, name: str) -> str:
     return (await side.client.register(request)).worker_id
 
 
-def make_failures(worker_id: str, lease_ids: Sequence[str]) -> EpisodeResults:
-    """Makes one failed attempt per lease, which may be retried."""
-    failure = Failure(error_class="engine", message="out of memory", is_retryable=True)
-    results = tuple(EpisodeResult(lease_id=lease_id, outcome=failure) for lease_id in lease_ids)
-    return EpisodeResults(worker_id=worker_id, results=results)
-
-
-async def until_parked(side: Side, num: int) -> None:
-    """Returns once this number of services wait for leases."""
-    while len([wait for wait in (await side.client.status()).waits if wait.who.kind == "service"]) < num:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-
-
-async def lease(side: Side, num: int, worker_id: str = "", wait_s: float = 0.0) -> list[str]:
+async def lease(side: Side, num: int, worker_id: str = "") -> list[str]:
     """Returns ids of leases. The bare server always returns the same ones."""
     served = (ServedVersions(policy="actor", versions=(side.version,)),)
-    request = LeaseRequest(worker_id=worker_id or side.worker_id, num_free=num, served=served, wait_s=wait_s)
+    request = LeaseRequest(worker_id=worker_id or side.worker_id, num_free=num, served=served, wait_s=0.0)
     return [item.id for item in (await side.client.leases(request)).leases]
 
 

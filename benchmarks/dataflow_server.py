@@ -4,7 +4,7 @@ memory.
 The program prints the server's URL, and serves until its standard input closes. The bare server is the same
 uvicorn and Starlette. It reads each body, and responds with what was last stored at `/canned` for the path.
 
-    python benchmarks/dataflow_server.py service FOLDER GROUPS_PER_BATCH MAX_STALENESS [TIMEOUT_S [PORT]]
+    python benchmarks/dataflow_server.py service FOLDER GROUPS_PER_BATCH MAX_STALENESS
     python benchmarks/dataflow_server.py bare
 """
 
@@ -29,7 +29,6 @@ from astraflow.service.server import HttpServer, TokenAuth
 from astraflow.types import Fingerprints, PolicyInfo, RunInfo, Sampling, Task
 
 NUM_TASKS = 20_000
-LEASE_TIMEOUT_S = 600.0
 
 
 class SumSource:
@@ -43,9 +42,7 @@ class SumSource:
         return Task(id=f"sums/{idx}", source="sums", prompt=f"Calculate {idx} + 1.", answer=str(idx + 1))
 
 
-def make_service(
-    folder: Path, *, groups_per_batch: int, max_staleness: int, lease_timeout_s: float
-) -> DataflowService:
+def make_service(folder: Path, *, groups_per_batch: int, max_staleness: int) -> DataflowService:
     """Makes a run of one policy that never ends by itself, with groups of 8."""
     table = TableConfig(group_size=8, groups_per_batch=groups_per_batch, max_staleness=max_staleness)
     plan = RunPlan(
@@ -67,7 +64,7 @@ def make_service(
         fingerprints=Fingerprints(),
         recipe="{}",
     )
-    config = DataflowConfig(lease_timeout_s=lease_timeout_s)
+    config = DataflowConfig(lease_timeout_s=600.0)
     journal = Journal(folder, snapshot_every=config.snapshot_every)
     return DataflowService(plan, {"sums": SumSource()}, {}, run_info, config, journal)
 
@@ -100,12 +97,10 @@ async def main() -> None:
             Path(sys.argv[2]),
             groups_per_batch=int(sys.argv[3]),
             max_staleness=int(sys.argv[4]),
-            lease_timeout_s=float(sys.argv[5]) if len(sys.argv) > 5 else LEASE_TIMEOUT_S,
         )
         await service.start()
     app = TokenAuth(service.app, {}) if service else make_bare_app()
-    port = int(sys.argv[6]) if len(sys.argv) > 6 else 0
-    server = HttpServer(app, host="127.0.0.1", port=port, name="benchmark")
+    server = HttpServer(app, host="127.0.0.1", port=0, name="benchmark")
     print(await server.start(), flush=True)
     settle_memory()  # as the dataflow's own process does
     closed = asyncio.Event()

@@ -53,7 +53,6 @@ SHAPES = {
 }
 """Number of weights of each kind in a Qwen3-14B."""
 SAMPLE = 8 * 1024 * 1024
-LINKS = {"1 Gbit/s": 1e9, "4 Gbit/s": 4e9, "10 Gbit/s": 10e9}
 Words = NDArray[np.uint16]
 
 
@@ -145,12 +144,8 @@ def show(rate: float, kinds: Mapping[str, Kind]) -> dict[str, float]:
     ]  # fmt: skip
     header = ("kind", "million weights", "changed", "full MB", "delta MB", "times smaller")
     show_table(f"Qwen3-14B at learning rate {rate:g}, COMPUTED from a real run", header, rows)
-    travel = [
-        (name, size / 1e6, sizes["full"] / size, *(8 * size / speed for speed in LINKS.values()))
-        for name, size in sizes.items()
-    ]
-    header = ("what travels", "MB", "times smaller", *(f"s at {link}" for link in LINKS))
-    show_table(f"one version at learning rate {rate:g}", header, travel)
+    travel = [(name, size / 1e6, sizes["full"] / size) for name, size in sizes.items()]
+    show_table(f"one version at learning rate {rate:g}", ("what travels", "MB", "times smaller"), travel)
     return sizes
 
 

@@ -6,7 +6,7 @@ a folder that is empty at first. The time of a recipe therefore includes buildin
 that an earlier recipe has built; the page says which. The page shows each recipe's curve, one episode from
 before training and one from after it, the times, and the command.
 
-    python benchmarks/gallery.py [--only search/tiny code/tiny] [--seed 0] [--out FOLDER] [--no-page]
+    python benchmarks/gallery.py [--only search/tiny code/tiny] [--seeds 0] [--out FOLDER] [--no-page]
     python benchmarks/gallery.py --read --out FOLDER     # writes the page about existing runs
 """
 
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -272,9 +272,15 @@ def section(one: Shown) -> list[str]:
         lines += ["", f"**This recipe misses its bar:** {'; '.join(one.missed)}."]
     if one.curve is not None:
         lines += ["", f"![Held-out score and reward by step](images/gallery/{anchor(one.entry.name)}.png)"]
+    return [*lines, *episode_lines(one)]
+
+
+def episode_lines(one: Shown) -> list[str]:
+    """Returns an episode from before and one from after training."""
+    lines: list[str] = []
     for title in ("Before", "After"):
         if episode := clipped(first_episode(one.episodes, title)):
-            fence = "`" * max(3, longest_run(episode, "`") + 1)
+            fence = "`" * max(3, max(map(len, re.findall("`+", episode)), default=0) + 1)
             lines += ["", f"{title}:", "", f"{fence}text", episode, fence]
     return lines
 
@@ -329,11 +335,6 @@ def _clipped(line: str) -> str:
     return f"{begin.rpartition(' ')[0] or begin} ... {end.partition(' ')[2] or end}"  # whole words only
 
 
-def longest_run(text: str, character: str) -> int:
-    """Returns the length of the longest run of a character."""
-    return max((len(run) for run in re.findall(f"{re.escape(character)}+", text)), default=0)
-
-
 def write_page(shown: Sequence[Shown]) -> None:
     """Writes the page, and copies the curves to its images."""
     IMAGES.mkdir(parents=True, exist_ok=True)
@@ -369,22 +370,30 @@ def main(chosen: Sequence[GalleryItem], out: Path, *, writes_page: bool) -> None
     )
 
 
-if __name__ == "__main__":
-    known = {entry.name: entry for entry in tiny_recipes()}
+def parse(
+    description: str | None, known: Collection[str], page: Path, seeds: Sequence[int]
+) -> argparse.Namespace:
+    """Parses the command line of a gallery."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=sorted(known), default=sorted(known), metavar="RECIPE")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", nargs="+", type=int, default=seeds)
     parser.add_argument("--out", type=Path, help="folder for models and runs; a temporary one if not given")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/gallery.md as it is")
+    parser.add_argument("--no-page", action="store_true", help=f"leave {page.relative_to(ROOT)} as it is")
     parser.add_argument("--read", action="store_true", help="run nothing: read the runs in --out")
     given = parser.parse_args()
     if given.read and not given.out:
         parser.error("--read needs --out FOLDER, where the runs are")
+    return given
+
+
+if __name__ == "__main__":
+    known = {entry.name: entry for entry in tiny_recipes()}
+    given = parse(__doc__, known, PAGE, [0])
     chosen = [known[name] for name in given.only]
     with tempfile.TemporaryDirectory(prefix="astraflow-gallery-") as scratch:
         out = (given.out or Path(scratch)).resolve()
         for entry in () if given.read else chosen:
-            run_recipe(entry, out, given.seed)
+            run_recipe(entry, out, given.seeds[0])
         main(chosen, out, writes_page=not given.no_page)

@@ -9,7 +9,6 @@ standard error is that of the difference between the two scores.
     python benchmarks/gallery_real.py --read --out FOLDER     # writes the page about existing runs
 """
 
-import argparse
 import json
 import math
 import shutil
@@ -195,11 +194,7 @@ def _section(runs: Sequence[RealRun]) -> list[str]:
     lines += [f"\n**Seed {run.seed} misses its bar:** {'; '.join(run.missed)}." for run in runs if run.missed]
     if shown.curve is not None:
         lines += ["", f"![Held-out scores and reward by step](images/gallery/{gallery.anchor(name)}.png)"]
-    for title in ("Before", "After"):
-        if episode := gallery.clipped(gallery.first_episode(shown.episodes, title)):
-            fence = "`" * max(3, gallery.longest_run(episode, "`") + 1)
-            lines += ["", f"{title}:", "", f"{fence}text", episode, fence]
-    return lines
+    return [*lines, *gallery.episode_lines(shown)]
 
 
 def write_page(runs: Sequence[Sequence[RealRun]]) -> None:
@@ -229,17 +224,7 @@ def main(runs: Sequence[Sequence[RealRun]]) -> None:
 
 if __name__ == "__main__":
     known = {entry.name: entry for entry in real_recipes()}
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=sorted(known), default=sorted(known), metavar="RECIPE")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, help="folder for models and runs; a temporary one if not given")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/gallery_real.md as it is")
-    parser.add_argument("--read", action="store_true", help="run nothing: read the runs in --out")
-    given = parser.parse_args()
-    if given.read and not given.out:
-        parser.error("--read needs --out FOLDER, where the runs are")
+    given = gallery.parse(__doc__, known, PAGE, [0, 1, 2])
     with tempfile.TemporaryDirectory(prefix="astraflow-gallery-") as scratch:
         out = (given.out or Path(scratch)).resolve()
         for seed in () if given.read else given.seeds:

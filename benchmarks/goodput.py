@@ -27,7 +27,6 @@ everything works, but its figures mean little.
 
 import argparse
 import asyncio
-import json
 import math
 import os
 import random
@@ -38,32 +37,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from astraflow.addons.tiny_models.spec import load_spec
-from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.dataflow.audit import audit
-from astraflow.dataflow.core.commands import EpisodeFacts, RecordResult, ResultDropped, StepCommitted
 from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.journal.records import decode_commands, decode_events
-from astraflow.errors import UnavailableError
-from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.recipe.recipe import Recipe
 from astraflow.run.run import Run, launch
 from astraflow.types import WorkerStatus
-from elastic_service import start_service
 from harness import report, show_table
+from services import Services, deliveries, paced_recipe
 
-ROOT = Path(__file__).resolve().parent.parent
-SPEC = ROOT / "recipes" / "models" / "quickstart.yaml"
-POLICY = "actor"
 GROUP_SIZE = 4
 PARTS = ("trainer-actor", "publisher-actor", "dataflow")
 """Processes that may be killed in addition to the rollout services."""
 SIGMA = 0.5
 """Standard deviation of log(length of a turn)."""
-JOIN_S = 300.0
 LOOK_S = 0.5
 REISSUE_S = 10.0
 """Longest time, approximately, until the episodes of the service that was killed last run again."""
@@ -110,179 +97,108 @@ class Outcome:
 
 
 def make_recipe(folder: Path, mode: str, args: argparse.Namespace) -> Recipe:
-    """Makes a recipe in which everything but the models is as in a real run. Rollout services join by
-    themselves."""
-    folder.mkdir(parents=True)
-    model = folder.parent / "model"
-    if not model.exists():
-        init_model(load_spec(SPEC, {"warm_start.steps": 0}), model)
-    tasks = [json.dumps({"prompt": f"Calculate {n} + 1.", "answer": str(n + 1)}) for n in range(5000)]
-    (folder / "tasks.jsonl").write_text("\n".join(tasks))
+    """Makes the recipe. Batches take the oldest draws, so there must be enough tickets while the longest
+    episode runs, or runs again."""
     max_tokens = 4 * args.turn_tokens
-    # Batches take the oldest draws, so there must be enough tickets while the longest episode runs, or runs
-    # again.
     table = {
         "group_size": GROUP_SIZE,
         "groups_per_batch": args.groups,
         "max_staleness": args.staleness,
         "engine_lag": 2,
     }
-    content: dict[str, Any] = {
-        "name": f"goodput-{mode}",
-        "tasks": {"sources": {"sums": {"name": "jsonl", "path": str(folder / "tasks.jsonl")}}},
-        "workflow": {"name": "paced", "turns": args.turns},
-        "policies": {
-            POLICY: {
-                "model": str(model),
-                "sampling": {"max_tokens": max_tokens},
-                "table": table,
-                "train": {
-                    "steps": 10**6,
-                    "checkpoint_every": 5,
-                    "backend": {"name": "paced", "step_s": args.step_s, "weights_bytes": 1 << 16},
-                },
-            }
+    backend = {"name": "paced", "step_s": args.step_s, "weights_bytes": 1 << 16}
+    engine = {
+        "name": "paced",
+        "num_slots": args.slots,
+        "tokens_per_s": args.tokens_per_s,
+        "mean_tokens": float(args.turn_tokens),
+        "sigma": SIGMA,
+        "max_context": args.turns * (max_tokens + 32) + 64,
+    }
+    return paced_recipe(
+        folder,
+        {
+            "sampling": {"max_tokens": max_tokens},
+            "table": table,
+            "train": {"steps": 10**6, "checkpoint_every": 5, "backend": backend},
         },
-        "rollout": {
-            "services": 0,
+        name=f"goodput-{mode}",
+        workflow={"name": "paced", "turns": args.turns},
+        rollout={
             "max_episodes": args.slots,
             "resume": "never" if mode == "afresh" else "auto",
             "episode_timeout_s": 3600.0,
-            "engine": {
-                "name": "paced",
-                "num_slots": args.slots,
-                "tokens_per_s": args.tokens_per_s,
-                "mean_tokens": float(args.turn_tokens),
-                "sigma": SIGMA,
-                "max_context": args.turns * (max_tokens + 32) + 64,
-            },
+            "engine": engine,
         },
-        "dataflow": {"lease_timeout_s": 20.0, "heartbeat_s": args.heartbeat_s, "snapshot_every": 10**9},
-    }
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return load_recipe(path)
+        dataflow={"lease_timeout_s": 20.0, "heartbeat_s": args.heartbeat_s, "snapshot_every": 10**9},
+    )
 
 
-class Pool:
-    """The rollout services, and the last known state of each."""
+async def start_all(services: Services, args: argparse.Namespace) -> None:
+    """Starts all services, and waits until each has episodes."""
+    names = names_of(args)
+    for first in range(0, len(names), STARTS_AT_ONCE):
+        for name in names[first : first + STARTS_AT_ONCE]:
+            await services.start(name)
+        await services.all_work()
 
-    def __init__(self, run: Run, folder: Path, args: argparse.Namespace) -> None:
-        self._run = run
-        self._folder = folder
-        self._args = args
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self._seen: dict[str, WorkerStatus] = {}
-        """Name -> newest status of the newest service of this name."""
-        self._dead: set[str] = set()
-        """Ids of services that were killed. The dataflow still lists them for a while."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All services, in the order in which they first started."""
-        return tuple(f"rollout-{idx}" for idx in range(self._args.services))
+def names_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the names of the rollout services."""
+    return tuple(f"rollout-{idx}" for idx in range(args.services))
 
-    async def start(self) -> None:
-        """Starts all services, and waits until each has episodes."""
-        for first in range(0, len(self.names), STARTS_AT_ONCE):
-            for name in self.names[first : first + STARTS_AT_ONCE]:
-                await self._start(name)
-            await self.all_work()
 
-    async def all_work(self) -> None:
-        """Waits until each started service has episodes."""
-        async with asyncio.timeout(JOIN_S):
-            while not set(self._processes) <= {n for n, w in self._seen.items() if w.load.num_running}:
-                self._check()
-                await asyncio.sleep(LOOK_S)
+async def watch(services: Services) -> None:
+    """Records what the services report about themselves, until its task is canceled."""
+    while True:
+        await services.look()
+        await asyncio.sleep(LOOK_S)
 
-    async def watch(self) -> None:
-        """Records what the services report about themselves, until its task is canceled."""
-        while True:
-            try:
-                status = await self._run.status()
-            except (UnavailableError, TimeoutError):
-                status = None  # the dataflow was killed and restarts
-            for worker in status.workers if status else ():
-                if worker.id not in self._dead:
-                    self._seen[worker.name] = worker
-            await asyncio.sleep(LOOK_S)
 
-    async def kill(self, name: str) -> Killed | None:
-        """Kills a service and restarts it. Returns what it had sampled, if it had joined."""
-        process = self._processes[name]
-        process.kill()
-        worker = self._seen.pop(name, None)
-        if worker is not None:
-            self._dead.add(worker.id)
-        await process.wait()
-        await self._start(name)
-        if worker is None:
-            return None
-        load = worker.load
-        since_s = min(max(0.0, time.time() - worker.last_seen_s), 2 * self._args.heartbeat_s)
-        speed = load.num_running * self._args.tokens_per_s
-        # A turn that is observed while it runs is longer than the mean, and half done on average.
-        partial = load.num_running * self._args.turn_tokens * math.exp(SIGMA**2) / 2
-        return Killed(worker.id, load.generated_tokens + speed * since_s + partial)
-
-    async def close(self) -> None:
-        """Ends all services."""
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-    def _check(self) -> None:
-        for name, process in self._processes.items():
-            if process.returncode is not None:
-                log = (self._folder / f"{name}.log").read_text()[-2000:]
-                raise RuntimeError(f"{name} ended with {process.returncode}:\n{log}")
-
-    async def _start(self, name: str) -> None:
-        settings: dict[str, Any] = {
-            "url": self._run.url,
-            "name": name,
-            "cache": str(self._folder / f"cache-{name}"),
-            "engine": {},
-            "routes": {},
-        }
-        self._processes[name] = await start_service(settings, self._folder / f"{name}.log")
+def killed_of(worker: WorkerStatus, args: argparse.Namespace) -> Killed:
+    """Returns what a service that has just been killed had sampled."""
+    load = worker.load
+    since_s = min(max(0.0, time.time() - worker.last_seen_s), 2 * args.heartbeat_s)
+    speed = load.num_running * args.tokens_per_s
+    # A turn that is observed while it runs is longer than the mean, and half done on average.
+    partial = load.num_running * args.turn_tokens * math.exp(SIGMA**2) / 2
+    return Killed(worker.id, load.generated_tokens + speed * since_s + partial)
 
 
 async def drive(recipe: Recipe, folder: Path, outcome: Outcome, args: argparse.Namespace) -> None:
     """Drives the whole run, and records what was done to it."""
     async with launch(recipe, folder / "run") as run:
-        pool = Pool(run, folder, args)
-        watch = asyncio.create_task(pool.watch())
+        services = Services(run, folder)
+        watching = asyncio.create_task(watch(services))
         try:
-            await pool.start()
+            await start_all(services, args)
             await asyncio.sleep(args.settle_s)
             outcome.begin_s = time.time()
-            await _kill_some(run, pool, outcome, args)
+            await _kill_some(run, services, outcome, args)
             outcome.end_s = time.time()
             if outcome.kills:
-                await pool.all_work()  # on a busy machine, a process takes long to start
+                await services.all_work()  # on a busy machine, a process takes long to start
                 await asyncio.sleep(args.tail_s)
         finally:
-            watch.cancel()
-            await pool.close()
+            watching.cancel()
+            await services.close()
 
 
-async def _kill_some(run: Run, pool: Pool, outcome: Outcome, args: argparse.Namespace) -> None:
+async def _kill_some(run: Run, services: Services, outcome: Outcome, args: argparse.Namespace) -> None:
     """Kills a process from time to time. In the undisturbed run, only time passes."""
     rng = random.Random(args.seed)
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     for number in range(1, int(args.window_s / args.kill_every_s) + 1):
         await asyncio.sleep(began_s + number * args.kill_every_s - loop.time())
-        target = rng.choice((*pool.names, *PARTS))
+        target = rng.choice((*names_of(args), *PARTS))
         if outcome.mode == "undisturbed":
             continue
         outcome.kills[target.partition("-")[0]] += 1
         if target not in PARTS:
-            if (killed := await pool.kill(target)) is not None:
-                outcome.killed.append(killed)
+            if (worker := await services.kill(target)) is not None:
+                outcome.killed.append(killed_of(worker, args))
+            await services.start(target)
             continue
         record = next(s for s in run.folder.load_record().services if s.name == target)
         if record.state in {"", "running"}:
@@ -294,49 +210,29 @@ async def _kill_some(run: Run, pool: Pool, outcome: Outcome, args: argparse.Name
 
 def read(folder: Path, outcome: Outcome) -> None:
     """Fills in the figures from the journal."""
-    steps: list[tuple[float, int]] = []
+    journal = folder / "run" / "journal"
     sampled: Counter[str] = Counter()
-    with JournalReader(folder / "run" / "journal") as journal:
-        for record in journal.records():
-            for command, events in zip(decode_commands(record), decode_events(record), strict=True):
-                steps += [
-                    (record.at_s, event.record.num_trained_tokens)
-                    for event in events
-                    if isinstance(event, StepCommitted)
-                ]
-                if isinstance(command, RecordResult) and isinstance(command.outcome, EpisodeFacts):
-                    is_dropped = any(isinstance(event, ResultDropped) for event in events)
-                    _book(outcome, sampled, command, at_s=record.at_s, is_dropped=is_dropped)
+    for each in deliveries(journal):
+        num_resumed = each.metric("resumed_tokens")
+        num_sampled = each.metric("sampled_tokens") - num_resumed
+        sampled[each.worker_id] += num_sampled
+        if each.is_dropped:
+            outcome.wasted_tokens += num_sampled
+            continue
+        outcome.resumed_tokens += num_resumed
+        share = each.share_of(outcome.begin_s, outcome.end_s)
+        outcome.accepted_tokens += each.metric("sampled_tokens") * share
     outcome.wasted_tokens += sum(killed.num_tokens - sampled[killed.worker_id] for killed in outcome.killed)
     outcome.wasted_tokens -= outcome.resumed_tokens
+    with JournalReader(journal) as reader:
+        steps = reader.steps()
     outcome.steps = len(steps)
-    inside = [(at_s, num) for at_s, num in steps if outcome.begin_s <= at_s <= outcome.end_s]
+    inside = [step for step in steps if outcome.begin_s <= step.at_s <= outcome.end_s]
     if len(inside) > 1:
         # The tokens of a step were produced since the previous step.
-        outcome.tokens_per_s = sum(num for _, num in inside[1:]) / (inside[-1][0] - inside[0][0])
-    outcome.audit_ok = audit(folder / "run" / "journal").ok
-
-
-def _book(
-    outcome: Outcome, sampled: Counter[str], command: RecordResult, *, at_s: float, is_dropped: bool
-) -> None:
-    """Counts an episode: what its service sampled, and what earlier services had sampled."""
-    facts = command.outcome
-    assert isinstance(facts, EpisodeFacts)
-    num_tokens = _metric(facts, "sampled_tokens")
-    num_resumed = _metric(facts, "resumed_tokens")
-    sampled[command.worker_id] += num_tokens - num_resumed
-    if is_dropped:
-        outcome.wasted_tokens += num_tokens - num_resumed
-        return
-    outcome.resumed_tokens += num_resumed
-    inside_s = min(at_s, outcome.end_s) - max(at_s - facts.duration_s, outcome.begin_s)
-    if inside_s > 0:
-        outcome.accepted_tokens += num_tokens * inside_s / max(facts.duration_s, 1e-9)
-
-
-def _metric(facts: EpisodeFacts, name: str) -> int:
-    return sum(int(item.value) for item in facts.metrics if item.name == name)
+        num_tokens = sum(step.num_trained_tokens for step in inside[1:])
+        outcome.tokens_per_s = num_tokens / (inside[-1].at_s - inside[0].at_s)
+    outcome.audit_ok = audit(journal).ok
 
 
 def conclude(outcomes: Sequence[Outcome]) -> None:

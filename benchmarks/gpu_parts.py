@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from astraflow import wire
 from astraflow.models.export import begin_export
 from astraflow.models.loading import weights_by_name
-from astraflow.types import AdvantageSpan, Batch, BatchTotals, Sample, Trajectory, VersionSpan
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 
 __all__ = [
@@ -24,8 +21,6 @@ __all__ = [
     "SIZES",
     "exported",
     "find_device",
-    "make_batch",
-    "make_samples",
     "random_model",
     "seconds_of",
     "skipped",
@@ -147,45 +142,3 @@ def snapshots(size: str, device: str) -> Iterator[tuple[WeightSnapshot, WeightSn
     with version_folder(size) as folder:
         _, tensors = exported(random_model(size, device, torch.bfloat16), device)
         yield (WeightSnapshot("actor", 0, tensors, folder), WeightSnapshot("actor", 1, tensors, folder))
-
-
-def make_samples(num: int, length: int, vocab_size: int, *, part: int = 0) -> list[Sample]:
-    """Makes samples whose prompts are an eighth of their length. Each is a group.
-
-    `part`: which part of a batch they are, if it has several of this size.
-    """
-    rng = np.random.default_rng(part)
-    num_prompt = max(1, length // 8)
-    found: list[Sample] = []
-    for idx in range(part * num, (part + 1) * num):
-        mask = np.arange(length) >= num_prompt
-        trajectory = Trajectory(
-            policy="actor",
-            role="actor",
-            token_ids=wire.column(rng.integers(2, vocab_size, length), "int32"),
-            mask=wire.column(mask, "uint8"),
-            behavior_logprobs=wire.column(np.where(mask, -np.log(vocab_size), 0.0), "float32"),
-            versions=(VersionSpan(num_prompt, length - num_prompt, 0),),
-            temperature=1.0,
-            finish_reason="stop",
-            turns=(),
-            reward=0.0,
-        )
-        span = AdvantageSpan(num_prompt, length, float(rng.normal()))
-        found.append(
-            Sample(group_id=idx, episode_idx=0, task_id="t", trajectory=trajectory, advantages=(span,))
-        )
-    return found
-
-
-def make_batch(samples: list[Sample], step: int, *, rank: int = 0, world: int = 1) -> Batch:
-    """Makes a rank's slice of a batch, of which each rank has as many samples."""
-    num = len(samples) * world
-    totals = BatchTotals(
-        num_groups=num, num_samples=num, num_tokens=0, num_trained_tokens=0,
-        advantage_sum=0.0, advantage_square_sum=0.0, reward_sum=0.0,
-    )  # fmt: skip
-    return Batch(
-        policy="actor", step=step, rank=rank, world=world, samples=tuple(samples), totals=totals,
-        trainer_version=step, staleness_mean=0.0, staleness_max=0,
-    )  # fmt: skip

@@ -34,13 +34,12 @@ from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
+from batches import make_batch, make_samples
 from gpu_parts import (
     ROOT,
     SIZES,
     exported,
     find_device,
-    make_batch,
-    make_samples,
     random_model,
     seconds_of,
     skipped,
@@ -51,7 +50,7 @@ from gpu_parts import (
 )
 from gpu_ranks import ranks
 from gpu_vllm import vllm
-from own_memory import OwnMemory
+from harness import OwnMemory
 
 __all__ = ["PHASES"]
 
@@ -126,7 +125,8 @@ def load(size: str, *, is_tiny: bool) -> dict[str, float]:
         took_s: dict[str, float] = {}
         with OwnMemory() as memory, timed(took_s, "load_s", device):
             learner = LossLearner(config, TorchBackend(config, model_dir=folder))
-        learner.train_step(make_batch(make_samples(2, 64, SIZES[size]["vocab_size"]), 0))
+        samples = make_samples(2, num_prompt=8, num_sampled=56, vocab_size=SIZES[size]["vocab_size"])
+        learner.train_step(make_batch(samples, 0))
         with timed(took_s, "save_s", device):
             learner.save(Path(saved))()
         with OwnMemory() as resumed, timed(took_s, "resume_s", device):
@@ -159,7 +159,9 @@ def _time_steps(
 ) -> dict[str, float]:
     """Times steps of two microbatches. `numbers`: tokens of a microbatch and of a sample, and weights."""
     num_tokens, length, num_weights = numbers
-    samples = make_samples(2 * num_tokens // length, length, SIZES[size]["vocab_size"])
+    num, num_prompt = 2 * num_tokens // length, length // 8
+    vocab_size = SIZES[size]["vocab_size"]
+    samples = make_samples(num, num_prompt=num_prompt, num_sampled=length - num_prompt, vocab_size=vocab_size)
     steps = iter(range(_NUM_STEPS + 1))
     seconds = seconds_of(lambda: learner.train_step(make_batch(samples, next(steps))), device, _NUM_STEPS)
     flops = _flops(size, num_weights, len(samples), length, is_lora=is_lora)

@@ -20,18 +20,17 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.torch.torch_backend import TorchBackend
+from batches import make_batch, make_samples
 from gpu_parts import (
     SIZES,
     find_device,
-    make_batch,
-    make_samples,
     random_model,
     seconds_of,
     skipped,
     timed,
     version_folder,
 )
-from own_memory import OwnMemory
+from harness import OwnMemory
 
 __all__ = ["ranks"]
 
@@ -120,7 +119,8 @@ def _measure(job: _Job) -> dict[str, float]:
         learner = _learner(job, ranks, job.model, {"dtype": "bfloat16", **lean})
     length = min(job.num_tokens, 64 if job.size == "tiny" else _LENGTH)
     num = 2 * job.num_tokens // length
-    samples = make_samples(num, length, SIZES[job.size]["vocab_size"], part=job.rank)
+    sizes = {"num_prompt": length // 8, "num_sampled": length - length // 8}
+    samples = make_samples(num, **sizes, vocab_size=SIZES[job.size]["vocab_size"], part=job.rank)
     steps = iter(range(100))
     found["step_s"] = seconds_of(
         lambda: learner.train_step(make_batch(samples, next(steps), **place)), device, 2
@@ -146,7 +146,10 @@ def _gap(job: _Job, ranks: Ranks) -> float:
         random_model("small", "cpu", torch.float32).save_pretrained(folder)
     ranks.gather_values(0)  # the model is there
     small = replace(job, num_tokens=256)
-    parts = [make_samples(4, 64, vocab_size, part=rank) for rank in range(ranks.world)]
+    parts = [
+        make_samples(4, num_prompt=8, num_sampled=56, vocab_size=vocab_size, part=rank)
+        for rank in range(ranks.world)
+    ]
     together = _norms(_learner(small, ranks, str(folder), {}), parts[ranks.rank], ranks)
     if ranks.rank > 0:
         return 0.0

@@ -26,17 +26,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from astraflow.dataflow.core.commands import AddWorker, EpisodeFacts, RecordResult
-from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.journal.records import decode_commands
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.run import launch
-from curves import draw_curves
-from elastic_service import start_service
 from harness import report, show_table
-from shaped_link import Link, ShapedLink
+from plots import draw_curves
+from services import Services, deliveries
+from shaped_link import Link
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "quickstart.yaml"
@@ -97,51 +93,22 @@ def recipe_of(model: Path, *, seed: int, steps: int) -> Recipe:
     return load_recipe(RECIPE, changes)
 
 
-async def start(
-    pool: Pool, url: str, publisher: str, folder: Path, links: list[ShapedLink]
-) -> "asyncio.subprocess.Process":
-    """Starts a pool, behind the link if it is far away."""
-    routes = dict[str, str]()
-    if pool.is_far:
-        link = ShapedLink(LINK)
-        links.append(link)
-        routes = {publisher: await link.to(publisher)}
-        url = await link.to(url)
-    settings: dict[str, Any] = {
-        "url": url,
-        "name": pool.name,
-        "cache": str(folder / f"cache-{pool.name}"),
-        "engine": {"num_slots": pool.num_slots},
-        "rollout": {"max_episodes": pool.num_slots},
-        "routes": routes,
-    }
-    return await start_service(settings, folder / f"{pool.name}.log")
-
-
 async def train(pools: Sequence[Pool], recipe: Recipe, folder: Path) -> None:
     """Makes a whole run. Raises: RuntimeError that names a pool that ended too early."""
-    links: list[ShapedLink] = []
-    processes: dict[str, asyncio.subprocess.Process] = {}
     async with launch(recipe, folder / "run") as run:
-        services = run.folder.load_record().services
-        port = next(service.port for service in services if service.name.startswith("publisher"))
+        services = Services(run, folder)
         try:
             for pool in pools:
-                processes[pool.name] = await start(pool, run.url, f"http://127.0.0.1:{port}", folder, links)
+                link = LINK if pool.is_far else None
+                rollout = {"max_episodes": pool.num_slots}
+                await services.start(
+                    pool.name, engine={"num_slots": pool.num_slots}, rollout=rollout, link=link
+                )
             async for step in run.steps("actor"):
-                for name, process in processes.items():
-                    if (
-                        process.returncode is not None
-                        and step.step < recipe.policies["actor"].train.steps - 1
-                    ):
-                        raise RuntimeError(f"{name} ended with {process.returncode}; see {folder / name}.log")
+                if step.step < recipe.policies["actor"].train.steps - 1:
+                    await services.look()
         finally:
-            for process in processes.values():
-                if process.returncode is None:
-                    process.terminate()
-                await process.wait()
-            for link in links:
-                await link.close()
+            await services.close()
 
 
 def read(folder: Path) -> Outcome:
@@ -150,15 +117,7 @@ def read(folder: Path) -> Outcome:
     summary = json.loads((run_dir / "summary.json").read_text())
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evals = [r for r in records if r["kind"] == "eval" and r["score_mean"] is not None]
-    names = dict[str, str]()
-    episodes = Counter[str]()
-    with JournalReader(run_dir / "journal") as journal:
-        for record in journal.records():
-            for command in decode_commands(record):
-                if isinstance(command, AddWorker):
-                    names[command.worker_id] = command.name
-                if isinstance(command, RecordResult) and isinstance(command.outcome, EpisodeFacts):
-                    episodes[names[command.worker_id]] += 1
+    episodes = Counter(each.service for each in deliveries(run_dir / "journal"))
     return Outcome(
         points=[(r["step"], r["at_s"] - evals[0]["at_s"], r["score_mean"]) for r in evals],
         episodes=episodes,
@@ -166,15 +125,6 @@ def read(folder: Path) -> Outcome:
         staleness_max=summary["staleness_max"],
         audit_ok=summary["audit_ok"],
     )
-
-
-def draw(found: Mapping[str, Sequence[Outcome]], image: Path) -> None:
-    """Plots accuracy over steps, with a line per run."""
-    curves = {
-        system: [[(step, accuracy) for step, _, accuracy in run.points] for run in runs]
-        for system, runs in found.items()
-    }
-    draw_curves(curves, image, over="steps", lowest=0.0)
 
 
 def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> None:
@@ -214,7 +164,11 @@ def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> Non
     )
     show_table(f"{steps} steps, held-out accuracy", header, rows)
     if image is not None:
-        draw(found, image)
+        curves = {
+            system: [[(step, accuracy) for step, _, accuracy in run.points] for run in runs]
+            for system, runs in found.items()
+        }
+        draw_curves(curves, image, over="steps", lowest=0.0)
     means = {system: statistics.fmean(o.accuracy for o in runs) for system, runs in found.items()}
     medians = {system: statistics.median(o.reached_s for o in runs) for system, runs in found.items()}
     ratio = medians["three pools"] / medians["one pool"]

@@ -59,10 +59,7 @@ class LendingRun(VirtualRun):
         steps: int,
         seed: int = 0,
         switch_s: float = 0.0,
-        joins: bool = True,
     ) -> None:
-        """`joins`: idle devices take part in steps, which real services can't do yet."""
-        self._joins = joins
         super().__init__(schedule, work, steps=steps, seed=seed, switch_s=switch_s)
         self._is_on = [True] * len(self._pool)
         """Whether each device generates now."""
@@ -198,7 +195,7 @@ class LendingRun(VirtualRun):
         view = self._view(trainer, self._num_ready(trainer.policy))
         crew = self._crew(trainer, len(lender.devices))
         on = sorted((i for i, is_on in enumerate(self._is_on) if is_on), key=self._load.__getitem__)
-        lender.joined = tuple(on[: num_joining(view, crew) if self._joins else 0])
+        lender.joined = tuple(on[: num_joining(view, crew)])
         for idx in lender.joined:
             self._turn_off(idx)
         if not lender.joined:

@@ -5,39 +5,36 @@ and the advice based on them, the pool sizer, and the emulated devices of the `p
 so other load on the machine doesn't change anything. Processes, HTTP, the journal, and moving weights take no
 time here.
 
-A service has costs from the moment that it gets a machine until it has left, including the time in which it
-starts and the time in which it finishes its last episodes. A market says how many machines of a kind are
-available. If there are fewer than run, the newest services lose their machines and all unfinished work.
+A service has costs from the moment that it is requested until it has left, including the time in which it
+starts and the time in which it finishes its last episodes.
 """
 
 import math
 import random
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from astraflow.addons.pool.pool_sizer import Change, PoolSizer, SeatState
+from astraflow.addons.pool.pool_sizer import PoolSizer, SeatState
 from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
     AddWorker,
     DropWorker,
     EpisodeFacts,
-    ExpireLeases,
     IssueLeases,
     LeaseView,
     RecordResult,
 )
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.service.scaling import WaitShares
-from astraflow.processes.pool import seats_of
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import ServedVersions
 from astraflow_paced.emulated_device import PacedDevice, PacedJob
 from virtual_core import VirtualCore, make_meta
 
-__all__ = ["Load", "Market", "PoolMeasured", "PoolRun", "fixed"]
+__all__ = ["Load", "PoolMeasured", "PoolRun", "fixed"]
 
 POLICY = "actor"
 GROUP_SIZE = 8
@@ -45,13 +42,6 @@ TOKENS_PER_S = 100.0
 """Speed of each request."""
 LOOK_S = 2.0
 """Time between two checks of the pool, and between two heartbeats."""
-
-Market = Callable[[float], Mapping[str, int]]
-"""Seconds since the start -> available machines of each kind. Kinds that are left out have no limit."""
-
-
-def _no_limit(_now_s: float) -> Mapping[str, int]:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -68,7 +58,7 @@ class Load:
     sigma: float = 0.8
     """Standard deviation of log(length)."""
     join_s: float = 90.0
-    """Time from getting a machine to the first lease: start, import, fetch the weights."""
+    """Time from the request to the first lease: start, import, fetch the weights."""
     groups: int = 32
     """Groups per batch."""
     num_slots: int = 16
@@ -79,12 +69,9 @@ class Load:
         """Episodes that a service takes: a quarter more than run at the same time."""
         return self.num_slots + self.num_slots // 4
 
-    def needed(self, step: int) -> float:
-        """Returns the number of services that generate a batch in the time that the trainer takes for one."""
-        return self.needed_for(self.mean_tokens(min(1.0, step / self.steps)))
-
     def needed_for(self, length: float) -> float:
-        """Returns the same for completions of this mean length."""
+        """Returns the number of services that generate a batch in the time that the trainer takes for one,
+        with completions of this mean length."""
         num_tokens = length * GROUP_SIZE * self.groups
         step_s = self.step_s + self.million_tokens_s * num_tokens / 1e6
         return num_tokens / step_s / (self.num_slots * TOKENS_PER_S)
@@ -108,21 +95,19 @@ class PoolMeasured:
 
     wall_s: float = 0.0
     """Time until all steps were done."""
-    used_s: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
-    """Kind -> seconds of all its services together."""
+    used_s: float = 0.0
+    """Seconds of all services together."""
     num_tokens: int = 0
     """Number of trained tokens."""
     sizes: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     """(time, number of requested services from then on)."""
-    num_lost: int = 0
-    """Episodes that started again because a machine was taken away."""
     busy_s: float = 0.0
     """Time in which the trainer trained."""
 
     @property
     def used_h(self) -> float:
         """Hours of all services together."""
-        return sum(self.used_s.values()) / 3600
+        return self.used_s / 3600
 
     @property
     def num_changes(self) -> int:
@@ -135,27 +120,20 @@ class _Service:
     """A requested rollout service."""
 
     name: str
-    kind: str
-    speed: float
     num_places: int
-    machine_s: float = math.inf
-    """Time at which it got its machine."""
+    since_s: float
+    """Time at which it was requested."""
     device: PacedDevice | None = None
     """Set once it has joined."""
     is_leaving: bool = False
     jobs: dict[str, PacedJob] = field(default_factory=dict[str, PacedJob])
     """Lease -> its request."""
-    num_joined: int = 0
     num_ended: int = 0
-    """Tokens of the completions that have ended since it joined."""
-
-    @property
-    def worker_id(self) -> str:
-        return f"{self.name}.{self.num_joined}"
+    """Tokens of the completions that have ended."""
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens since it joined."""
+        """Generated tokens."""
         assert self.device is not None
         return self.num_ended + sum(map(self.device.tokens_done, self.jobs.values()))
 
@@ -176,16 +154,9 @@ class PoolRun:
         cluster: ClusterConfig,
         *,
         num_services: int = 1,
-        market: Market = _no_limit,
         seed: int = 0,
-        foresight: int = 0,
     ) -> None:
-        """`foresight`: if it is positive, an ideal sizer replaces the real one. Its pool has the size that
-        the load will need this number of steps later, rounded to the nearest number."""
         self._load = load
-        self._foresight = foresight
-        self._market = market
-        self._seats = {seat.name: seat for seat in seats_of(cluster)}
         self._sizer = PoolSizer(cluster)
         self._shares = WaitShares(cluster.pool.window_s)
         self._services: dict[str, _Service] = {}
@@ -244,24 +215,22 @@ class PoolRun:
     def _look(self) -> None:
         """Passes on what the dataflow learns from heartbeats, and what the launcher learns from the
         dataflow."""
-        self._follow_market()
         joined = [s for s in self._services.values() if s.device is not None]
         is_held_back = self._clock.core.is_held_back(self._served())
         for service in joined:
             free = 1 - len(service.jobs) / service.num_places
             self._shares.note_beat(
-                service.worker_id,
+                service.name,
                 free_frac=free,
                 is_held_back=is_held_back,
                 now_s=self._clock.now_s,
                 tokens=service.num_tokens,
             )
         waiting = {} if self._waits_since_s is None else {POLICY: self._waits_since_s}
-        staying = [service.worker_id for service in joined if not service.is_leaving]
+        staying = [service.name for service in joined if not service.is_leaving]
         advice = self._shares.advice(self._clock.now_s, waiting, staying)
         states: dict[str, SeatState] = {name: _state(service) for name, service in self._services.items()}
-        foreseen = self._foreseen(states) if self._foresight else None
-        change = foreseen if self._foresight else self._sizer.decide(self._clock.now_s, advice, states)
+        change = self._sizer.decide(self._clock.now_s, advice, states)
         if change is not None:
             for name in change.stop:
                 self._let_go(self._services[name])
@@ -270,65 +239,22 @@ class PoolRun:
             self._note_size()
         self._clock.after(LOOK_S, partial(self._look))
 
-    def _foreseen(self, states: Mapping[str, SeatState]) -> Change | None:
-        wanted = max(1, round(self._load.needed(self._step + self._foresight)))
-        asked_for = [name for name, state in states.items() if state != "leaving"]
-        working = [name for name in asked_for if states[name] == "working"]
-        off = [name for name in self._seats if name not in states]
-        start = tuple(off[: max(0, wanted - len(asked_for))])
-        stop = tuple(working[wanted:])
-        return Change("foreseen", start=start, stop=stop) if start or stop else None
-
     def _note_size(self) -> None:
         asked_for = sum(not service.is_leaving for service in self._services.values())
         self._found.sizes.append((self._clock.now_s, asked_for))
 
     def _ask_for(self, name: str) -> None:
-        seat = self._seats[name]
-        self._services[name] = _Service(name, seat.kind, seat.speed, self._load.num_places)
+        service = _Service(name, self._load.num_places, self._clock.now_s)
+        self._services[name] = service
+        self._clock.after(self._load.join_s, partial(self._join, service))
 
-    def _follow_market(self) -> None:
-        """Takes machines away, and gives the free ones to services that wait for one."""
-        room = dict(self._market(self._clock.now_s))
-        by_age = sorted(self._services.values(), key=lambda service: service.machine_s)
-        for service in by_age:
-            has_machine = not math.isinf(service.machine_s)
-            is_there = room.get(service.kind, 1) > 0
-            if service.kind in room and is_there:
-                room[service.kind] -= 1
-            if has_machine and not is_there:
-                self._lose(service)
-            elif not has_machine and is_there:
-                service.machine_s = self._clock.now_s
-                self._clock.after(self._load.join_s, partial(self._join, service, self._clock.now_s))
-
-    def _join(self, service: _Service, machine_s: float) -> None:
-        if service.machine_s != machine_s or self._services.get(service.name) is not service:
-            return  # it lost the machine earlier, or is no longer requested
-        service.num_joined += 1
-        service.num_ended = 0
-        service.device = PacedDevice(
-            num_slots=self._load.num_slots, tokens_per_s=TOKENS_PER_S * service.speed
-        )
+    def _join(self, service: _Service) -> None:
+        if self._services.get(service.name) is not service:
+            return  # it is no longer requested
+        service.device = PacedDevice(num_slots=self._load.num_slots, tokens_per_s=TOKENS_PER_S)
         service.device.advance(self._clock.now_s)
-        self._clock.apply(AddWorker(worker_id=service.worker_id, name=service.name, hosts=(POLICY,)))
+        self._clock.apply(AddWorker(worker_id=service.name, name=service.name, hosts=(POLICY,)))
         self._clock.woken.add("leases")
-
-    def _lose(self, service: _Service) -> None:
-        """Takes a service's machine away. The service waits for another one, unless it was leaving."""
-        self._pay(service)
-        service.machine_s = math.inf
-        if service.device is not None:
-            self._found.num_lost += len(service.jobs)
-            if service.jobs:
-                self._clock.apply(ExpireLeases(lease_ids=tuple(service.jobs), never_arrived=True))
-            self._clock.apply(DropWorker(worker_id=service.worker_id, reason="preempted"))
-            self._shares.forget(service.worker_id)
-            self._clock.woken.add("leases")
-        service.jobs.clear()
-        service.device = None
-        if service.is_leaving:
-            del self._services[service.name]
 
     def _let_go(self, service: _Service) -> None:
         service.is_leaving = True
@@ -338,12 +264,11 @@ class PoolRun:
     def _leave(self, service: _Service) -> None:
         self._pay(service)
         if service.device is not None:
-            self._clock.apply(DropWorker(worker_id=service.worker_id, reason="drained"))
+            self._clock.apply(DropWorker(worker_id=service.name, reason="drained"))
         del self._services[service.name]
 
     def _pay(self, service: _Service) -> None:
-        if not math.isinf(service.machine_s):
-            self._found.used_s[service.kind] += self._clock.now_s - service.machine_s
+        self._found.used_s += self._clock.now_s - service.since_s
 
     # --- episodes ---------------------------------------------------------------------------------
 
@@ -362,7 +287,7 @@ class PoolRun:
         """Hands out what may run. Each group goes to the service with the most room."""
         while (service := max(self._services.values(), key=_room, default=None)) and service.room > 0:
             request = IssueLeases(
-                worker_id=service.worker_id, num_free=min(service.room, GROUP_SIZE), served=self._served()
+                worker_id=service.name, num_free=min(service.room, GROUP_SIZE), served=self._served()
             )
             leases = self._clock.apply(request)
             for lease in leases:
@@ -384,8 +309,7 @@ class PoolRun:
         service.device.submit(job)
 
     def _finish(self, service: _Service, lease: LeaseView, num_tokens: int, oldest: int) -> None:
-        if service.jobs.pop(lease.id, None) is None:
-            return  # the machine is gone
+        del service.jobs[lease.id]
         service.num_ended += num_tokens
         self._tokens[lease.group_id, lease.episode_idx] = num_tokens
         facts = EpisodeFacts(
@@ -394,7 +318,7 @@ class PoolRun:
             metrics=(),
             duration_s=num_tokens / TOKENS_PER_S,
         )
-        self._clock.apply(RecordResult(lease_id=lease.id, worker_id=service.worker_id, outcome=facts))
+        self._clock.apply(RecordResult(lease_id=lease.id, worker_id=service.name, outcome=facts))
         self._clock.woken.add("leases")
         if service.is_leaving and not service.jobs:
             self._leave(service)

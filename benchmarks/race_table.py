@@ -27,6 +27,8 @@ import math
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,12 +40,18 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from astraflow.config import parse_config
+from astraflow.errors import ConfigError
+from astraflow.models.loading import export_tensors, load_causal_lm
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.short_forms import full_mapping
+from astraflow.rollout.engine_config import TorchEngineConfig
+from astraflow.rollout.engines.torch_engine import TorchEngine
+from astraflow.rollout.renderer import load_renderer
+from astraflow.tasks.rewards import make_reward
 from astraflow.tasks.sources import make_source
-from environments import make_environment
+from astraflow.types import GenerateRequest, Message, Sampling
+from astraflow.types.host_tensors import WeightSnapshot
 from harness import Runs, show_table
-from heldout import Evaluator
 from plots import use_style
 from race import Curve, Row, Setting, run
 from trl_side import PACKAGES, StopRule
@@ -83,6 +91,87 @@ class Race:
         return next(name for name, row in self.rows.items() if row.side == "trl")
 
 
+def make_environment(venv: Path, packages: Sequence[str]) -> Path:
+    """Makes a virtual environment with these packages if it is missing or was made of others, because their
+    dependencies differ from ours. Returns its interpreter, and prints the versions of the packages in it.
+
+    Torch is chosen as by `make`. Everything else that `constraints.txt` names has the version there.
+    AstraFlow is installed without its dependencies: a reward is found by its entry point.
+    """
+    torch = os.environ.get("TORCH", "")
+    python = venv / "bin" / "python"
+    ready = venv / "ready"
+    wanted = "\n".join([torch, *packages])
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+    if not ready.is_file() or ready.read_text() != wanted:
+        print(f"making {venv} (about 2 minutes)", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+        (venv / ".gitignore").write_text("*\n")
+        subprocess.run([str(python), str(ROOT / "tools" / "install_torch.py"), torch], check=True)
+        install = [*pip, "install", "--quiet", "-c", str(ROOT / "constraints.txt"), *packages]
+        subprocess.run(install, check=True)
+        subprocess.run([*pip, "install", "--quiet", "--no-deps", "--editable", str(ROOT)], check=True)
+        ready.write_text(wanted)
+    listed = subprocess.run([*pip, "list", "--format=freeze"], check=True, capture_output=True, text=True)
+    names = {"torch", *(package.partition("==")[0].lower() for package in packages)}
+    shown = [line for line in listed.stdout.splitlines() if line.partition("==")[0].lower() in names]
+    print(f"{venv.name}:", ", ".join(shown), flush=True)
+    return python
+
+
+class Evaluator:
+    """Measures the held-out accuracy of weights on the recipe's first evaluation set, as one judge for all
+    sides, using all cores.
+
+    `samples` is the number of completions per task. `base` is version 0.
+    Raises: ConfigError if the set has too few tasks.
+    """
+
+    def __init__(
+        self, recipe: Recipe, policy: str, *, num_tasks: int, samples: int = 1, temperature: float = 1.0
+    ) -> None:
+        source = make_source(next(iter(recipe.eval.sets.values())).source)
+        if len(source) < num_tasks:
+            raise ConfigError(f"the evaluation set has {len(source)} tasks; {num_tasks} are needed")
+        config = recipe.policies[policy]
+        self._tasks = [source.task(idx) for idx in range(num_tasks) for _ in range(samples)]
+        self._renderer = load_renderer(config.model_dir, config.template_args)
+        self._reward = make_reward(recipe.tasks.without_curators)
+        self._sampling = Sampling(max_tokens=config.sampling.max_tokens, temperature=temperature)
+        self._prompts = [
+            self._renderer.render((*task.context, Message(role="user", content=task.prompt)))
+            for task in self._tasks
+        ]
+        tensors = export_tensors(load_causal_lm(config.model_dir))
+        self.base = WeightSnapshot(policy, 0, tensors, config.model_dir)
+        context = max(len(prompt) for prompt in self._prompts) + self._sampling.max_tokens
+        engine = TorchEngineConfig(num_slots=256, max_context=context, num_threads=os.cpu_count() or 1)
+        self._engine = TorchEngine(engine, self.base)
+        self._num_loaded = 0
+
+    async def score(self, snapshot: WeightSnapshot) -> float:
+        """Returns the mean reward of the completions.
+
+        Seeds depend only on version and task, so equal weights get equal scores on all sides.
+        """
+        self._num_loaded += 1  # the engine needs a distinct number for each set of weights
+        await self._engine.load(replace(snapshot, version=self._num_loaded), slot="live")
+        first_seed = snapshot.version * len(self._tasks)
+        requests = [
+            GenerateRequest(
+                token_ids=prompt, sampling=msgspec.structs.replace(self._sampling, seed=first_seed + idx)
+            )
+            for idx, prompt in enumerate(self._prompts)
+        ]
+        generations = await asyncio.gather(*(self._engine.generate(request) for request in requests))
+        texts = [self._renderer.parse(generation.token_ids).content for generation in generations]
+        return statistics.fmean(map(self._reward, self._tasks, texts))
+
+    async def close(self) -> None:
+        """Ends the engine."""
+        await self._engine.close()
+
+
 async def faster_threads(race: Race, setting: Setting) -> int:
     """Returns the number of torch threads with which TRL is faster, one or all cores, measured over some
     steps of each."""
@@ -112,6 +201,8 @@ def make_setting(race: Race, args: argparse.Namespace, work: Path) -> tuple[Sett
     mapping = full_mapping(race.recipe, {**race.overrides, **overrides})
     mapping["eval"]["sets"] = {}
     recipe = parse_config(mapping, Recipe)
+    if not (model := recipe.policies[policy].model_dir).is_dir():
+        sys.exit(f"{model} does not exist; run `astraflow model fetch {model.name}` first")
     sources = [make_source(config, name=name) for name, config in recipe.tasks.sources.items()]
     tasks_file = work / "tasks.jsonl"
     lines = [msgspec.json.encode(source.task(idx)) for source in sources for idx in range(len(source))]

@@ -18,7 +18,6 @@ Each row has its best learning rate, the recipe's or twice that; `--rates` tries
 (`astraflow model fetch smollm2`). A run takes 1 to 5 minutes, and all of them more than an hour.
 """
 
-import sys
 from pathlib import Path
 
 from astraflow.cli.own_modules import module_path
@@ -62,8 +61,6 @@ AT_LEAST = {"speedup": 2.0, "speedup_equal": 1.5, "cpu_ratio_equal": 2.5}
 
 def main() -> None:
     """Runs the race."""
-    if not (ROOT / "models" / "smollm2").is_dir():
-        sys.exit("models/smollm2 does not exist; run `astraflow model fetch smollm2` first")
     module_path(RACE.recipe)
     report(run_race(RACE, __doc__), at_least=AT_LEAST)
 

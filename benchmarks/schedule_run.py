@@ -3,7 +3,7 @@
 All deciding parts are real: the dataflow's core (draws, tickets, leases, samplers, staleness, batches,
 versions), and the emulated devices of the `paced` engine, one per rollout service. Only the time is virtual.
 Nothing sleeps, so a loaded machine gives the same figures as an idle one. Processes, HTTP, the journal, and
-the transfer of weights take no time here; `multi_policy.py` uses this module, and measures what they add.
+the transfer of weights take no time here.
 
 In an episode, each policy generates one completion in turn, and an environment responds after each. A device
 that changes between generation and training needs `switch_s` for it, in each direction. Training takes the
@@ -30,8 +30,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.types import ServedVersions
-from astraflow_paced.emulated_device import PacedJob
-from device_pool import DevicePool, Use
+from astraflow_paced.emulated_device import PacedDevice, PacedJob
 from schedules import (
     ENV_S,
     ENV_SIGMA,
@@ -52,6 +51,141 @@ __all__ = ["Episode", "Measured", "Trainer", "VirtualRun"]
 
 OWNER = "all"
 """Owner of all requests on the emulated devices."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """Device-seconds since the start, summed over devices.
+
+    They are what the work needs at the speed of a full device: a device that generates at half of its full
+    speed counts half. The rest of its time is idle, as are the seconds in which it neither trains nor
+    switches.
+    """
+
+    at_s: float
+    generate: float
+    recompute: float
+    """Contexts that a device computed again."""
+    train: float
+    switch: float
+
+    def since(self, other: "Use") -> "Use":
+        """Returns what was added after another moment."""
+        return Use(
+            self.at_s - other.at_s,
+            self.generate - other.generate,
+            self.recompute - other.recompute,
+            self.train - other.train,
+            self.switch - other.switch,
+        )
+
+    def idle_frac(self, num_devices: int) -> float:
+        """Returns the share of the devices' time in which they did nothing."""
+        used = self.generate + self.recompute + self.train + self.switch
+        return 1 - used / (self.at_s * num_devices)
+
+
+class DevicePool:
+    """Devices that generate, under one clock. `training` and `switching` are how many devices do so now.
+
+    Example: `pool.submit(3, job)`; then `pool.advance(pool.due_s)` calls `job.ended()`.
+    """
+
+    def __init__(self, num_devices: int, num_slots: int, speed: dict[str, float]) -> None:
+        self._devices = [PacedDevice(num_slots=num_slots, **speed) for _ in range(num_devices)]
+        full = speed["max_tokens_per_s"]
+        one_s = 1 / speed["tokens_per_s"] + (num_slots / full if full else 0.0)
+        self._full_rate = num_slots / one_s
+        self._due_s = [math.inf] * num_devices
+        self._seen_s = [0.0] * num_devices
+        """When each device's work was last added up. Its speed has not changed since."""
+        self._now_s = 0.0
+        self._tokens = 0.0
+        self._recomputed = 0.0
+        self._train_s = 0.0
+        self._switch_s = 0.0
+        self.training = 0.0
+        self.switching = 0.0
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    @property
+    def due_s(self) -> float:
+        """When the next request ends if nothing else happens."""
+        return min(self._due_s)
+
+    def advance(self, now_s: float) -> None:
+        """Moves the clock, and ends the requests that are due."""
+        seconds = now_s - self._now_s
+        self._train_s += seconds * self.training
+        self._switch_s += seconds * self.switching
+        self._now_s = now_s
+        for idx, due_s in enumerate(self._due_s):
+            if due_s <= now_s:
+                self._changed(idx, self._catch_up(idx))
+
+    def submit(self, idx: int, job: PacedJob, *, is_first: bool = False) -> None:
+        """Queues a request on a device."""
+        device = self._catch_up(idx)
+        device.submit(job, is_first=is_first)
+        self._changed(idx, device)
+
+    def remove(self, idx: int, job: PacedJob) -> None:
+        """Removes a request from its device."""
+        device = self._catch_up(idx)
+        device.remove(job)
+        self._changed(idx, device)
+
+    def hold(self, owner: str) -> None:
+        """Stops all requests of an owner."""
+        for idx in range(len(self)):
+            device = self._catch_up(idx)
+            device.hold(owner)
+            self._changed(idx, device)
+
+    def release(self, owner: str) -> None:
+        """Lets the requests of an owner continue."""
+        for idx in range(len(self)):
+            device = self._catch_up(idx)
+            device.release(owner)
+            self._changed(idx, device)
+
+    def recompute(self, job: PacedJob, tokens: float) -> None:
+        """Lets a request that doesn't advance compute its context again, in the time of `tokens`."""
+        job.left += tokens
+        self._recomputed += tokens
+
+    def tokens_done(self, idx: int, job: PacedJob) -> int:
+        """Returns the number of tokens that a request has generated."""
+        return self._catch_up(idx).tokens_done(job)
+
+    def num_waiting(self, idx: int, owner: str) -> int:
+        """Returns the number of an owner's requests that wait for a slot of a device."""
+        return self._devices[idx].num_waiting(owner)
+
+    def first_waiting(self, idx: int) -> PacedJob:
+        """Returns the request that waits longest for a slot of a device."""
+        return self._devices[idx].waiting[0]
+
+    def use(self) -> Use:
+        """Returns what all devices have done until now."""
+        for idx in range(len(self)):
+            self._catch_up(idx)
+        recompute = self._recomputed / self._full_rate
+        generate = self._tokens / self._full_rate - recompute
+        return Use(self._now_s, generate, recompute, self._train_s, self._switch_s)
+
+    def _catch_up(self, idx: int) -> PacedDevice:
+        device = self._devices[idx]
+        self._tokens += device.rate * (self._now_s - self._seen_s[idx])
+        self._seen_s[idx] = self._now_s
+        for job in device.advance(self._now_s):
+            job.ended()
+        return device
+
+    def _changed(self, idx: int, device: PacedDevice) -> None:
+        self._due_s[idx] = device.due_s
 
 
 @dataclass
@@ -98,12 +232,6 @@ class Measured:
         if not step:
             return Use(0.0, 0.0, 0.0, 0.0, 0.0)
         return max((self.uses[name][step - 1] for name in POLICIES), key=lambda use: use.at_s)
-
-    def slot_use(self, num_devices: int) -> float:
-        """Returns the mean number of episodes that ran at the same time, divided by the slots of the
-        generating devices."""
-        spans = sum(min(end, self.wall_s) - min(begin, self.wall_s) for begin, end in self.episodes)
-        return spans / (self.wall_s * num_devices * NUM_SLOTS)
 
 
 @dataclass(eq=False)
@@ -330,8 +458,6 @@ class VirtualRun:
     def _next_batch(self, trainer: Trainer) -> BatchView | None:
         """Takes the batch of the trainer's next step if the trainer is free and the batch is ready."""
         if trainer.is_busy or trainer.step == self._steps or self._is_away:
-            return None
-        if self._schedule.has_barrier and any(other.step < trainer.step for other in self._trainers):
             return None
         view = self._clock.take(trainer.policy, trainer.epoch, trainer.step)
         if view is None:

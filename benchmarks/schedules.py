@@ -20,7 +20,6 @@ from astraflow.protocols import TableSizes, TableView
 
 __all__ = [
     "ASTRAFLOW",
-    "BARRIER",
     "GROUP_SIZE",
     "LENDING",
     "NUM_DEVICES",
@@ -159,8 +158,6 @@ class Schedule:
     """A trainer's devices generate while it waits, and idle ones help a trainer."""
     admission: Literal["any", "all"] = "any"
     """Whether a group is drawn when any policy has room for it, or all that need groups."""
-    has_barrier: bool = False
-    """No trainer begins a step before the other has done the same number of steps."""
 
     def table_of(self, work: Work) -> TableConfig:
         """Returns the table of each trained policy."""
@@ -199,8 +196,6 @@ ASTRAFLOW = Schedule(
 other."""
 LENDING = replace(ASTRAFLOW, name="astraflow, lending", lends=True)
 """The same, but no device waits if another policy or task can use it."""
-BARRIER = replace(ASTRAFLOW, name="astraflow, barrier", has_barrier=True)
-"""The same, but both policies wait for each other."""
 SYNCHRONOUS = (
     Schedule("split", _IN_TURN),
     Schedule("split, over-sampled", _OVER, cancels=True, by_episode=True),

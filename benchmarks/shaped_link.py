@@ -27,13 +27,11 @@ class _Direction:
     def __init__(self, link: Link) -> None:
         self._bytes_per_s = link.bits_per_s / 8
         self._free_at_s = 0.0
-        self.num_bytes = 0
 
     async def take(self, num_bytes: int) -> None:
         """Waits until the link has room for this number of bytes."""
         loop = asyncio.get_running_loop()
         self._free_at_s = max(self._free_at_s, loop.time()) + num_bytes / self._bytes_per_s
-        self.num_bytes += num_bytes
         if (ahead_s := self._free_at_s - loop.time()) > _BURST_S:
             await asyncio.sleep(ahead_s)
 
@@ -47,11 +45,6 @@ class ShapedLink:
         self._down = _Direction(link)
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def num_bytes(self) -> tuple[int, int]:
-        """Bytes that went up and down."""
-        return self._up.num_bytes, self._down.num_bytes
 
     async def to(self, url: str) -> str:
         """Opens a way through this link to the server behind a base URL. Returns the way's own base URL."""

@@ -19,15 +19,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from curves import draw_curves
 from harness import report, show_table
+from plots import draw_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "math-multi-agent" / "tiny.yaml"
@@ -100,12 +100,6 @@ def read(folder: Path) -> Outcome:
     )
 
 
-def draw(found: Mapping[str, Sequence[Outcome]], image: Path) -> None:
-    """Plots accuracy over episodes, with a line per run."""
-    curves = {system: [run.points for run in runs] for system, runs in found.items()}
-    draw_curves(curves, image, over="episodes per policy", lowest=0.4)
-
-
 def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> None:
     """Runs all systems with all seeds, one after the other."""
     for model in MODELS:
@@ -124,7 +118,8 @@ def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> Non
     header = ("system", "seed", "before", "after", "episodes", "audit")
     show_table("held-out accuracy of the whole system", header, rows)
     if image is not None:
-        draw(found, image)
+        curves = {system: [run.points for run in runs] for system, runs in found.items()}
+        draw_curves(curves, image, over="episodes per policy", lowest=0.4)
     means = {system: statistics.fmean(o.accuracy for o in runs) for system, runs in found.items()}
     report(
         {

@@ -38,13 +38,6 @@ COMPLETIONS_PER_STEP = 512
 """The recipe's group_size * groups_per_batch."""
 # A machine with 2 GB has about this much memory for the run, next to the system and a browser.
 BARS = {"starts_over_floor": 5.0, "end_s": 1.5, "peak_pss_mb": 1000.0}
-RATIO_BARS = {
-    "start_ratio": 0.5,
-    "command_ratio": 0.62,
-    "cpu_to_first_step_ratio": 0.45,
-    "peak_pss_ratio": 0.6,
-    "steady_cpu_ratio": 0.7,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +54,11 @@ class Start:
 
 def measure(checkout: Path, model: Path, run_dir: Path, steps: int) -> Start:
     """Runs the quickstart of a checkout. Raises: RuntimeError if the run fails."""
-    argv = [
-        str(checkout / ".venv" / "bin" / "astraflow"),
-        "run",
-        RECIPE,
-        "--run-dir",
-        str(run_dir),
-        "--plain",
-    ]
+    astraflow = str(checkout / ".venv" / "bin" / "astraflow")
     changes = (f"policies.actor.model={model}", f"train.steps={steps}")
+    argv = [astraflow, "run", RECIPE, "--run-dir", str(run_dir), "--plain", *changes]
     began_s = time.time()
-    with subprocess.Popen([*argv, *changes], cwd=checkout, stdout=sys.stderr) as process:
+    with subprocess.Popen(argv, cwd=checkout, stdout=sys.stderr) as process:
         memory = Memory(process.pid)
         first_s = _wait_for_step(process, run_dir, 1)
         first_cpu_s = tree_cpu_s(process.pid)
@@ -127,42 +114,14 @@ def make_model(checkout: Path, folder: Path) -> Path:
     return folder
 
 
-def ratios(ours: list[Start], theirs: list[Start]) -> dict[str, Runs]:
-    """Returns this checkout's figures over the other's, pair by pair."""
-    names = {
-        "start_ratio": "start_s",
-        "command_ratio": "command_s",
-        "cpu_to_first_step_ratio": "cpu_to_first_step_s",
-        "peak_pss_ratio": "peak_pss_mb",
-        "steady_cpu_ratio": "steady_cpu_per_completion_ms",
-    }
-    return {
-        name: Runs(tuple(getattr(a, field) / getattr(b, field) for a, b in zip(ours, theirs, strict=True)))
-        for name, field in names.items()
-    }
-
-
 def show(found: Mapping[str, list[Start]]) -> None:
     """Prints the medians of each checkout."""
-    header = ("checkout", "start s", "command s", "end s", "CPU s to step 1", "CPU ms/completion", "peak MB")
+    names = tuple(Start.__dataclass_fields__)
     rows = [
-        (
-            name,
-            *(
-                statistics.median(getattr(start, field) for start in starts)
-                for field in (
-                    "start_s",
-                    "command_s",
-                    "end_s",
-                    "cpu_to_first_step_s",
-                    "steady_cpu_per_completion_ms",
-                    "peak_pss_mb",
-                )
-            ),
-        )
-        for name, starts in found.items()
+        (checkout, *(statistics.median(getattr(start, name) for start in starts) for name in names))
+        for checkout, starts in found.items()
     ]
-    show_table("The quickstart, medians", header, rows)
+    show_table("The quickstart, medians", ("checkout", *names), rows)
 
 
 def main() -> None:
@@ -191,8 +150,11 @@ def main() -> None:
     figures["import_floor_s"] = Runs(tuple(floors_s))
     over_floor = (start.cpu_to_first_step_s / floor_s for start, floor_s in zip(ours, floors_s, strict=True))
     figures["starts_over_floor"] = Runs(tuple(over_floor))
-    figures |= ratios(ours, found["beside"]) if args.beside else {}
-    report(figures, at_most=BARS | RATIO_BARS)
+    if args.beside:
+        pairs = list(zip(ours, found["beside"], strict=True))
+        for name in Start.__dataclass_fields__:
+            figures[f"{name}_ratio"] = Runs(tuple(getattr(a, name) / getattr(b, name) for a, b in pairs))
+    report(figures, at_most=BARS)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ parties that the core wakes.
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,13 +31,9 @@ __all__ = ["VirtualCore", "make_meta"]
 class VirtualCore:
     """A core and its clock. Example: `VirtualCore(plan).after(3.0, call)`."""
 
-    def __init__(self, plan: RunPlan, *, counts_cpu: bool = False) -> None:
-        """`counts_cpu`: whether `cpu_s` is measured, which takes longer than most decisions."""
-        self._counts_cpu = counts_cpu
+    def __init__(self, plan: RunPlan) -> None:
         self.core = Core(plan)
         self.now_s = 0.0
-        self.cpu_s = 0.0
-        """CPU seconds that the core took for its decisions."""
         self.woken: set[str] = set()
         """Topics of the core whose waiting parties may find something new."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -59,10 +54,7 @@ class VirtualCore:
 
     def apply(self, command: Command) -> Any:
         """Returns the core's answer."""
-        began_s = time.thread_time() if self._counts_cpu else 0.0
         decision = self.core.apply(command, self.now_s)
-        if self._counts_cpu:
-            self.cpu_s += time.thread_time() - began_s
         self.woken.update(decision.wakes)
         return decision.answer
 
@@ -70,9 +62,9 @@ class VirtualCore:
         """Returns the core's state of a policy, to read."""
         return self.core._ctx.policy(name)  # pyright: ignore[reportPrivateUsage]
 
-    def attach(self, policy: str, *, durable_step: int = 0) -> Any:
+    def attach(self, policy: str) -> Any:
         """Attaches a trainer and returns its session."""
-        return self.apply(AttachTrainer(policy=policy, trainer_id=policy, durable_step=durable_step))
+        return self.apply(AttachTrainer(policy=policy, trainer_id=policy, durable_step=0))
 
     def take(self, policy: str, epoch: int, step: int) -> BatchView | None:
         """Returns a step's batch if it is ready."""

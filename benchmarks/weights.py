@@ -1,12 +1,9 @@
-"""Measures how small and how fast a new version of the weights is, compared with memcpy, plain zstd, and a
-naive coder.
+"""Measures how small and how fast a new version of the weights is, compared with memcpy and a naive coder.
 
 The weights are about 500 MB of bfloat16, of which a share has changed by one step at random places. All cases
 are lossless and verified. The publisher is a separate process; sender and receiver share this one.
-"Installed" means verified and in the receiver's host memory. The link of 1 Gbit/s is a proxy that delays what
-exceeds the rate. The engine's section measures the last step: from host memory into a model's own tensors,
-either all of them or only the changes. The last section is `weights_fanout.py`: eight receivers, and a
-publisher whose upload is capped.
+"Received" means verified and in the receiver's host memory. The link of 1 Gbit/s is a proxy in its own
+process.
 
     python benchmarks/weights.py [--megabytes 500] [--repeats 5]
 """
@@ -14,7 +11,6 @@ publisher whose upload is capped.
 import argparse
 import asyncio
 import contextlib
-import itertools
 import os
 import subprocess
 import sys
@@ -26,7 +22,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from astraflow.service.client import ServiceClient
@@ -36,18 +31,16 @@ from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.delta.delta import apply_delta, parse_delta
 from astraflow.weights.delta.encoder import encode_delta
-from astraflow.weights.delta.kernels import NUMPY, choose_kernel
+from astraflow.weights.delta.kernels import choose_kernel
 from astraflow.weights.manifest import digest_of, lay_out
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
-from astraflow.weights.threads import NUM_THREADS, shared_threads
 from harness import Runs, interleaved, report, show_table
-from weights_fanout import measure_fanout
+from shaped_link import Link, ShapedLink
 
 DENSITIES = (0.001, 0.01, 0.03)
 TENSOR_ELEMENTS = 8 * 1024 * 1024
-GBIT_BYTES_PER_S = 125e6
 Words = NDArray[np.uint16]
 
 _NUM_WARM = 4
@@ -103,18 +96,6 @@ def naive(old: Words, new: Words) -> tuple[NDArray[np.uint32], Words]:
     return positions, new[positions]
 
 
-def naive_on_threads(old: Words, new: Words) -> tuple[NDArray[np.uint32], Words]:
-    """Does the same on as many threads as our codec uses, each with its own part."""
-    cuts = [old.size * idx // NUM_THREADS for idx in range(NUM_THREADS + 1)]
-
-    def one(part: slice) -> tuple[NDArray[np.uint32], Words]:
-        positions, values = naive(old[part], new[part])
-        return positions + np.uint32(part.start), values
-
-    done = list(shared_threads().map(one, itertools.starmap(slice, itertools.pairwise(cuts))))
-    return np.concatenate([positions for positions, _ in done]), np.concatenate([v for _, v in done])
-
-
 @dataclass
 class Codec:
     """Our codec, on one pair of versions that are laid out as a publisher sees them."""
@@ -130,7 +111,7 @@ class Codec:
     def _digest(self, words: Words) -> str:
         return digest_of(words.view(np.uint8))
 
-    def encode(self, is_numpy: bool = False) -> bytes:
+    def encode(self) -> bytes:
         base_digest, digest = self.digests
         pieces = encode_delta(
             self.old.view(np.uint8),
@@ -138,7 +119,7 @@ class Codec:
             self.table,
             base_digest=base_digest,
             digest=digest,
-            kernel=NUMPY if is_numpy else choose_kernel(1 << 40),
+            kernel=choose_kernel(1 << 40),
         )
         return b"".join(pieces)
 
@@ -165,17 +146,10 @@ def measure_codec(old: Words, rng: np.random.Generator, repeats: int) -> dict[st
         runs: dict[str, Callable[[], object]] = {
             "memcpy": lambda target=target: np.copyto(target, old),
             "naive": lambda new=new: naive(old, new),
-            "naive, threads": lambda new=new: naive_on_threads(old, new),
             "ours": codec.encode,
-            "ours, numpy": lambda codec=codec: codec.encode(is_numpy=True),
         }
         seconds = interleaved(runs, repeats=repeats)
-        zstd = zstandard.ZstdCompressor(level=1)
-        start = time.perf_counter()
-        xor_bytes = len(zstd.compress((old ^ new).data))
-        seconds["zstd of the xor"] = Runs((time.perf_counter() - start,))
-        sizes = {"memcpy": old.nbytes, "naive": 6 * changed, "naive, threads": 6 * changed, "ours": len(data)}
-        sizes |= {"ours, numpy": len(codec.encode(is_numpy=True)), "zstd of the xor": xor_bytes}
+        sizes = {"memcpy": old.nbytes, "naive": 6 * changed, "ours": len(data)}
         apply_s = codec.apply(data, repeats)
         bound = entropy_bytes(old.size, changed)
         for name, num_bytes in sizes.items():
@@ -191,7 +165,6 @@ def measure_codec(old: Words, rng: np.random.Generator, repeats: int) -> dict[st
                 "entropy_ratio": len(data) / bound,
                 "compression_1pct": old.nbytes / len(data),
                 "encode_vs_naive": seconds["naive"].median / seconds["ours"].median,
-                "encode_vs_naive_on_threads": seconds["naive, threads"].median / seconds["ours"].median,
                 "encode_ms": scaled(seconds["ours"], 1e3),
                 "memcpy_gb_s": old.nbytes / seconds["memcpy"].median / 1e9,
                 "apply_ms": scaled(apply_s, 1e3),
@@ -200,69 +173,6 @@ def measure_codec(old: Words, rng: np.random.Generator, repeats: int) -> dict[st
     header = ["changed", "coder", "MB", "x smaller", "of entropy", "encode ms", "GB/s", "apply+verify ms"]
     show_table(f"codec, {old.nbytes / 1e6:.0f} MB of bfloat16", header, rows)
     return figures
-
-
-# --- engine ---------------------------------------------------------------------------------------
-
-
-def measure_engine(old: Words, rng: np.random.Generator, repeats: int) -> dict[str, object]:
-    """Measures how long it takes to check and install a version in a bfloat16 model, in full and as a delta
-    of 1 %."""
-    import torch
-    from torch import nn
-
-    from astraflow.models.loading import fit_tensors, install_tensors
-
-    torch.set_num_threads(1)
-    new, _ = stepped(old, 0.01, rng)
-    codec = Codec(old, new)
-    delta = parse_delta(codec.encode(), codec.table)
-    layers = [nn.Linear(*t.shape[::-1], bias=False, dtype=torch.bfloat16) for t in tensors_from(old)]
-    model = nn.Module()
-    model.layers = nn.ModuleList(layers)
-    tensors = tensors_from(new)
-
-    def positions() -> dict[str, NDArray[np.int64]]:
-        pieces: dict[str, list[NDArray[np.int64]]] = {}
-        for idx, some in delta.changed():
-            pieces.setdefault(tensors[idx].name, []).append(some)
-        return {name: np.concatenate(some) for name, some in pieces.items()}
-
-    parts: dict[str, list[float]] = {"check": [], "install": []}
-
-    def patch() -> None:
-        start = time.perf_counter()
-        fitted = fit_tensors(model, tensors, changed=positions())
-        checked = time.perf_counter()
-        fitted.install()
-        parts["check"].append(checked - start)
-        parts["install"].append(time.perf_counter() - checked)
-
-    full: list[float] = []
-
-    def whole() -> None:
-        fitted = fit_tensors(model, tensors)
-        start = time.perf_counter()
-        fitted.install()
-        full.append(time.perf_counter() - start)
-
-    install_tensors(model, tensors_from(old))
-    patch()
-    is_equal = all(
-        torch.equal(layer.weight.view(torch.int16).view(-1), torch.from_numpy(t.data).view(torch.int16))
-        for layer, t in zip(layers, tensors, strict=True)
-    )
-    assert is_equal, "a patched model differs from its version"
-    seconds = interleaved({"full": whole, "patch": patch}, repeats=repeats)
-    installs = {"full": Runs(tuple(full)), "patch": Runs(tuple(parts["install"]))}
-    rows: list[list[object]] = [
-        [kind, scaled(seconds[kind], 1e3), scaled(installs[kind], 1e3)] for kind in ("full", "patch")
-    ]
-    show_table("into the engine, 1 % changed, one thread", ["", "in all ms", "engine stands still ms"], rows)
-    return {
-        "patch_vs_full": seconds["full"].median / seconds["patch"].median,
-        "patch_stall_vs_full": installs["full"].median / installs["patch"].median,
-    }
 
 
 # --- stream ---------------------------------------------------------------------------------------
@@ -366,42 +276,11 @@ async def serve(stop: asyncio.Event, folder: Path, delta: bool) -> None:
     await run_publisher(folder, config, stop, on_ready=lambda url: print(url, flush=True))
 
 
-_BURST_S = 0.001
-
-
-class Shaper:
-    """A TCP proxy whose responses stay within a rate, all connections together."""
-
-    def __init__(self, host: str, port: int, bytes_per_s: float) -> None:
-        self._target = (host, port)
-        self._bytes_per_s = bytes_per_s
-        self._free_at = 0.0
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(*self._target)
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-            await asyncio.gather(self._copy(reader, up_writer, 0.0), self._copy(up_reader, writer, 1.0))
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, weight: float) -> None:
-        loop = asyncio.get_running_loop()
-        while data := await reader.read(65_536):
-            now = loop.time()
-            # After sleeping too long, the proxy catches up, as a hardware queue would.
-            self._free_at = max(self._free_at, now - _BURST_S) + weight * len(data) / self._bytes_per_s
-            if self._free_at - now > 0.002:
-                await asyncio.sleep(self._free_at - now)
-            writer.write(data)
-            await writer.drain()
-        writer.close()
-
-
 async def shape(stop: asyncio.Event, url: str) -> None:
-    host, _, port = url.removeprefix("http://").partition(":")
-    shaper = Shaper(host, int(port), GBIT_BYTES_PER_S)
-    server = await asyncio.start_server(shaper.accept, "127.0.0.1", 0)
-    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    link = ShapedLink(Link(delay_s=0.0, bits_per_s=1e9))
+    print(await link.to(url), flush=True)
     await stop.wait()
-    server.close()
+    await link.close()
 
 
 async def measure(stop: asyncio.Event, megabytes: int, repeats: int) -> None:
@@ -409,9 +288,6 @@ async def measure(stop: asyncio.Event, megabytes: int, repeats: int) -> None:
     old = make_words(megabytes, rng)
     figures = measure_codec(old, rng, repeats)
     figures |= await measure_stream(old, repeats)
-    figures |= measure_engine(old, rng, repeats)
-    del old
-    figures |= await measure_fanout(counts=(1, 8))
     at_least = {"delta_vs_full": 2.5, "delta_vs_full_1gbit": 20, "full_gb_s": 1.5, "encode_vs_naive": 2}
     report(figures, at_least=at_least, at_most={"delta_ms": 200, "apply_ms": 60})
 

@@ -21,8 +21,8 @@ from PIL import Image
 from selenium import webdriver
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from chromium import start_chromium  # noqa: E402 - only found in the folder of benchmarks
+sys.path.insert(0, str(ROOT / "tests"))
+from drivers.chromium_driver import start_chromium  # noqa: E402 - only found in the folder of tests
 
 SIZE = (1120, 700)
 WIDTH = 1000

@@ -1,18 +1,14 @@
 """Episodes as conversations in a real browser: found by words, read, walked through by keys, and saved."""
 
 import shutil
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import requests
 from selenium.webdriver.common.action_chains import ActionChains
 
 from astraflow.types import MediaRef
 from drivers.page_driver import IMAGES, Browser
-from drivers.system_driver import Terminals, free_ports
 from drivers.talk_runs import said, save_tokenizer, talk
 from drivers.view_runs import RunWriter
 
@@ -75,27 +71,6 @@ def write_run(folder: Path) -> None:
     save_tokenizer(folder, folder.parent.parent / "model", "solver", "judge", "actor")
 
 
-@contextmanager
-def viewer(tmp_path: Path) -> Generator[str]:
-    """The address of a viewer of `tmp_path / "runs"`."""
-    terminals = Terminals(tmp_path)
-    (port,) = free_ports(1)
-    try:
-        terminals.start_program(
-            sys.executable, "-m", "astraflow.cli.main", "view", str(tmp_path / "runs"), "--port", str(port)
-        )
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        terminals.close()
-
-
-def answers(url: str) -> bool:
-    try:
-        return requests.get(url, timeout=1).ok
-    except requests.RequestException:
-        return False
-
-
 def picture(browser: Browser, name: str, folder: Path) -> None:
     browser.save(folder / f"view_{name}.png")
 
@@ -104,33 +79,33 @@ def press(browser: Browser, key: str) -> None:
     ActionChains(browser.driver).send_keys(key).perform()
 
 
-def test_episodes_are_read_as_conversations(browser: Browser, tmp_path: Path) -> None:
+def test_episodes_are_read_as_conversations(
+    browser: Browser, view: Callable[[Path], str], tmp_path: Path
+) -> None:
     write_run(tmp_path / "runs" / "talk")
-    with viewer(tmp_path) as url:
-        browser.until(lambda: answers(url), "the viewer")
-        base = f"{url}/#/r/talk"
-        an_answer_across_versions_is_found(browser, base, tmp_path)
-        keys_lead_to_other_episodes(browser, base)
-        sequences_are_a_tree(browser, base, tmp_path)
-        a_group_is_compared(browser, base, tmp_path)
-        the_file_opens(browser, base, tmp_path)
-        odd_episodes_are_shown(browser, base, tmp_path)
-        phones_and_the_dark_show_all(browser, base, tmp_path)
-        an_episode_that_is_deleted_says_so(browser, base, tmp_path)
+    base = f"{view(tmp_path / 'runs')}/#/r/talk"
+    an_answer_across_versions_is_found(browser, base, tmp_path)
+    keys_lead_to_other_episodes(browser, base)
+    sequences_are_a_tree(browser, base, tmp_path)
+    a_group_is_compared(browser, base, tmp_path)
+    the_file_opens(browser, base, tmp_path)
+    odd_episodes_are_shown(browser, base, tmp_path)
+    phones_and_the_dark_show_all(browser, base, tmp_path)
+    an_episode_that_is_deleted_says_so(browser, base, tmp_path)
 
 
-def test_a_ready_search_finds_episodes_that_come_later(browser: Browser, tmp_path: Path) -> None:
+def test_a_ready_search_finds_episodes_that_come_later(
+    browser: Browser, view: Callable[[Path], str], tmp_path: Path
+) -> None:
     run = RunWriter(tmp_path / "runs" / "talk")
     run.draw(0, task="sums/1+1")
     run.flush()
-    with viewer(tmp_path) as url:
-        browser.until(lambda: answers(url), "the viewer")
-        browser.open(f"{url}/#/r/talk/episodes?ready=worst")
-        browser.wait_for("No episode matches.")
-        for idx in range(2):
-            run.play(f"0.{idx}.0", talk("1 + 1", said("3")))
-        run.close()
-        browser.until(lambda: browser.count(".cards li b") == 1, "the group with its reason", timeout_s=20)
+    browser.open(f"{view(tmp_path / 'runs')}/#/r/talk/episodes?ready=worst")
+    browser.wait_for("No episode matches.")
+    for idx in range(2):
+        run.play(f"0.{idx}.0", talk("1 + 1", said("3")))
+    run.close()
+    browser.until(lambda: browser.count(".cards li b") == 1, "the group with its reason", timeout_s=20)
 
 
 def an_answer_across_versions_is_found(browser: Browser, base: str, tmp_path: Path) -> None:

@@ -3,23 +3,18 @@
 import json
 import math
 import shutil
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import requests
 
 from astraflow.addons.view.commands import write_report
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from drivers.page_driver import Browser
-from drivers.system_driver import Terminals, free_ports
+from drivers.system_driver import Terminals
 from drivers.view_runs import RunWriter
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
-
-(PORT,) = free_ports(1)  # another worker may run the other test of this file
-URL = f"http://127.0.0.1:{PORT}"
 
 
 def make_run(folder: Path, policies: int, steps: int, *, services: int = 2, jump_s: float = 0.0) -> None:
@@ -47,27 +42,6 @@ def make_run(folder: Path, policies: int, steps: int, *, services: int = 2, jump
     RunFolder(folder).save_record(record)
 
 
-@pytest.fixture
-def terminals(tmp_path: Path) -> Iterator[Terminals]:
-    made = Terminals(tmp_path)
-    yield made
-    made.close()
-
-
-def start_viewer(terminals: Terminals, browser: Browser, runs: Path) -> None:
-    terminals.start_program(
-        sys.executable, "-m", "astraflow.cli.main", "view", str(runs), "--port", str(PORT)
-    )
-    browser.until(answers, "the viewer", timeout_s=60.0)
-
-
-def answers() -> bool:
-    try:
-        return requests.get(URL, timeout=1).ok
-    except requests.RequestException:
-        return False
-
-
 def check_at_all_sizes(browser: Browser) -> None:
     for width, height in ((390, 844), (1280, 900)):
         browser.size(width, height)
@@ -76,18 +50,18 @@ def check_at_all_sizes(browser: Browser) -> None:
         assert not {"NaN", "Infinity", "undefined"} & {*browser.text.split()}
 
 
-def test_runs_of_any_shape_are_shown(terminals: Terminals, browser: Browser, tmp_path: Path) -> None:
+def test_runs_of_any_shape_are_shown(view: Callable[[Path], str], browser: Browser, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "many", 8, 200, services=64)
     make_run(runs / "short", 1, 1)
     make_run(runs / "jump", 1, 100, jump_s=86_400.0)
-    start_viewer(terminals, browser, runs)
-    browser.open(f"{URL}/#/r/many/run")
+    url = view(runs)
+    browser.open(f"{url}/#/r/many/run")
     browser.until(lambda: browser.count(".squares i") == 64, "a square for each service")
     browser.until(lambda: browser.count(".node") == 10, "the dataflow, the services, and 8 trainers")
     browser.until(lambda: browser.count(".legend.long li") == 16, "two lines for each policy")
     check_at_all_sizes(browser)
-    browser.open(f"{URL}/#/r/short/run")
+    browser.open(f"{url}/#/r/short/run")
     browser.wait_for("Does it learn?")
     check_at_all_sizes(browser)
     with (runs / "short" / "metrics.jsonl").open("a") as file:
@@ -101,7 +75,7 @@ def test_runs_of_any_shape_are_shown(terminals: Terminals, browser: Browser, tmp
         }
         file.write(f"{json.dumps(row)}\n")
     browser.wait_for("mean of the groups trained on 5.25")
-    browser.open(f"{URL}/#/r/jump/run")
+    browser.open(f"{url}/#/r/jump/run")
     browser.wait_for("Does it learn?")
     browser.press("Time")
     browser.until(lambda: browser.count(".segments [aria-pressed=true]:last-child") == 1, "the time axis")
@@ -109,13 +83,13 @@ def test_runs_of_any_shape_are_shown(terminals: Terminals, browser: Browser, tmp
 
 
 def test_a_page_outlives_its_folder_and_its_viewer(
-    terminals: Terminals, browser: Browser, tmp_path: Path
+    view: Callable[[Path], str], terminals: Terminals, browser: Browser, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
     for name in ("one", "other", "third"):
         make_run(runs / name, 1, 20)
-    start_viewer(terminals, browser, runs)
-    browser.open(f"{URL}/#/r/one/run")
+    url = view(runs)
+    browser.open(f"{url}/#/r/one/run")
     browser.until(lambda: browser.count(".chart canvas") > 0, "the curves")
     shutil.rmtree(runs / "one")
     browser.wait_for("The folder of this run is gone")
@@ -130,7 +104,7 @@ def test_a_page_outlives_its_folder_and_its_viewer(
     terminals.close()
     browser.wait_for("The viewer hasn't answered since")
     assert browser.count(".chart canvas") > 0
-    start_viewer(terminals, browser, runs)
+    terminals.start("view", str(runs), "--port", url.rpartition(":")[2])
     browser.until(lambda: "hasn't answered" not in browser.text, "the viewer's return")
 
 

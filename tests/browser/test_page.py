@@ -3,17 +3,20 @@
 import os
 import re
 import signal
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import requests
 
 from drivers.page_driver import IMAGES, Browser
-from drivers.system_driver import Runs, Started, Terminals, free_ports, url_of
+from drivers.system_driver import Runs, Started, Terminals, url_of
 from drivers.view_runs import RunWriter
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+
+CALM = {"name": "paced", "env_s": 1.5, "env_sigma": 0.1}
+"""A workflow that waits. At about one step per second, the run leaves the processors to the browser."""
 
 
 def page_of(run: Started) -> str:
@@ -30,13 +33,13 @@ def step_of(browser: Browser) -> int:
     return int(found[1]) if found else -1
 
 
-def test_a_live_run_is_seen(runs: Runs, browser: Browser, tmp_path: Path) -> None:
-    run = runs.start(runs.recipe(steps=100_000, services=2))
+def test_a_live_run_is_seen(runs: Runs, browser: Browser, terminals: Terminals, tmp_path: Path) -> None:
+    run = runs.start(runs.recipe(steps=100_000, services=2, workflow=CALM))
     url = page_of(run)
     assert not (run.run_dir / "view").exists()  # nobody has looked yet
     browser.open(f"{url}/#/r/run/run")
     numbers_move(browser, tmp_path)
-    services_stop_and_join(browser, run, tmp_path)
+    services_stop_and_join(browser, terminals, run, tmp_path)
     answers_are_found_by_words(browser, url)
     an_episode_is_found(browser, tmp_path)
     weights_and_times_are_drawn(browser, url, tmp_path)
@@ -58,7 +61,7 @@ def numbers_move(browser: Browser, tmp_path: Path) -> None:
     picture(browser, "run", tmp_path)
 
 
-def services_stop_and_join(browser: Browser, run: Started, tmp_path: Path) -> None:
+def services_stop_and_join(browser: Browser, terminals: Terminals, run: Started, tmp_path: Path) -> None:
     os.kill(run.pid_of("rollout-1"), signal.SIGSTOP)
     browser.until(lambda: browser.count(".node.bad") == 1, "the mark of the stopped service")
     browser.until(lambda: browser.count("[data-rule=stopped_process]") == 1, "the watchdog's word")
@@ -66,12 +69,9 @@ def services_stop_and_join(browser: Browser, run: Started, tmp_path: Path) -> No
     browser.check()
     picture(browser, "alarm", tmp_path)
     os.kill(run.pid_of("rollout-1"), signal.SIGCONT)
-    terminals = Terminals(tmp_path)
-    try:
-        terminals.start("join", url_of(run), "--name", "guest")
-        browser.wait_for("guest", timeout_s=60.0)
-    finally:
-        terminals.close()
+    terminals.start("join", url_of(run), "--name", "guest")
+    browser.wait_for("guest", timeout_s=60.0)
+    terminals.close()
     os.kill(run.pid_of("rollout-1"), signal.SIGKILL)
     browser.press("Services restarted")
     browser.wait_for("rollout-1 restarted", timeout_s=120.0)
@@ -124,7 +124,7 @@ def weights_and_times_are_drawn(browser: Browser, url: str, tmp_path: Path) -> N
         assert browser.layout_shift() <= 0.02
         browser.check()
         picture(browser, name, tmp_path)
-    browser.choose("slots of", "rollout-0")
+    browser.choose("slots of", "rollout-0", timeout_s=180.0)  # the viewer fills its index last of all
     browser.until(lambda: browser.count(".lanes a rect") > 3, "episodes in slots")
     browser.check()
     picture(browser, "slots", tmp_path)
@@ -143,7 +143,7 @@ def a_phone_in_the_dark_shows_all(browser: Browser, url: str, tmp_path: Path) ->
             picture(browser, "phone", tmp_path)
 
 
-def test_hostile_text_is_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_text_is_shown_as_text(browser: Browser, view: Callable[[Path], str], tmp_path: Path) -> None:
     hostile = "<script>document.title = 'pwned'</script><img src=x onerror=\"document.title='pwned'\">"
     folder = tmp_path / "runs" / "<b>run<b>"
     run = RunWriter(folder)
@@ -152,30 +152,14 @@ def test_hostile_text_is_shown_as_text(browser: Browser, tmp_path: Path) -> None
     run.fail("0.1.0", hostile)
     run.transcript(0, 1.0, hostile)
     run.close()
-    terminals = Terminals(tmp_path)
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        terminals.start_program(
-            sys.executable, "-m", "astraflow.cli.main", "view", str(tmp_path / "runs"), "--port", str(port)
-        )
-        browser.until(lambda: _answers(url), "the viewer", timeout_s=60.0)
-        browser.open(f"{url}/")
-        browser.wait_for("Episodes")
-        for page in ("episodes", "episode/1", "episode/2", "group/train/0", "run", "timeline"):
-            browser.go(f"{'/'.join(browser.driver.current_url.partition('#')[2].split('/')[:3])}/{page}")
-            browser.until(lambda: "Loading" not in browser.text, page)
-            if page.startswith(("episode", "group")):
-                browser.wait_for("<script>document.title")
-            assert "pwned" not in browser.driver.title
-            assert browser.count("main img, main script") == 0
-            browser.check()
-    finally:
-        terminals.close()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return requests.get(url, timeout=1).ok
-    except requests.RequestException:
-        return False
+    url = view(tmp_path / "runs")
+    browser.open(f"{url}/")
+    browser.wait_for("Episodes")
+    for page in ("episodes", "episode/1", "episode/2", "group/train/0", "run", "timeline"):
+        browser.go(f"{'/'.join(browser.driver.current_url.partition('#')[2].split('/')[:3])}/{page}")
+        browser.until(lambda: "Loading" not in browser.text, page)
+        if page.startswith(("episode", "group")):
+            browser.wait_for("<script>document.title")
+        assert "pwned" not in browser.driver.title
+        assert browser.count("main img, main script") == 0
+        browser.check()

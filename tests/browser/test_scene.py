@@ -1,8 +1,7 @@
 """Who has read nothing finds the answers: from the printed address, by visible words, within two clicks."""
 
 import math
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from astraflow.report.summary import PolicySummary, Summary, WaitShare
 from astraflow.types import FateCounts
 from drivers.experiment_folders import Experiment
 from drivers.page_driver import Browser
-from drivers.system_driver import Terminals, free_ports
 from drivers.talk_runs import TOKENIZER, said, talk
 from drivers.view_runs import RunWriter
 
@@ -103,46 +101,25 @@ class Visitor:
         self.browser.check()
 
 
-@pytest.fixture
-def view(browser: Browser, tmp_path: Path) -> Iterator["View"]:
-    terminals = Terminals(tmp_path)
-    yield View(browser, terminals)
-    terminals.close()
-
-
-@dataclass(frozen=True)
-class View:
-    browser: Browser
-    terminals: Terminals
-
-    def of(self, folder: Path) -> Visitor:
-        """Starts `astraflow view` on a folder, and reads the address that it prints."""
-        (port,) = free_ports(1)
-        address = f"http://127.0.0.1:{port}"
-        self.terminals.start_program(
-            sys.executable, "-m", "astraflow.cli.main", "view", str(folder), "--port", str(port)
-        )
-        self.browser.until(lambda: address in self.terminals.texts(), "the address")
-        return Visitor(self.browser, address)
-
-
-def test_the_answers_are_found_within_two_clicks(view: View, runs: Path) -> None:
-    one = view.of(runs / "first")
+def test_the_answers_are_found_within_two_clicks(
+    browser: Browser, view: Callable[[Path], str], runs: Path
+) -> None:
+    one = Visitor(browser, view(runs / "first"))
     one.finds(words=("It learned: the held-out score rose from 0.340 to 0.963",))
     one.finds(words=("the trainer is the bottleneck: generation waits 46%", "Limit"))
     one.finds("Episodes", "Most often wrong", words=("mean 0.00 of 2 times", "sums/hard"))
     one.finds("Episodes", "Across versions", words=("versions 6 to 7", "The sum is 1315."))
     one.finds("Why groups were discarded", words=("filtered: a filter dropped its group", "sums/easy"))
-    restarted = one.browser
     one.finds("Services restarted", words=("rollout-0 restarted",))
-    assert restarted.count(".events li li time") == 1
-    both = view.of(runs)
+    assert browser.count(".events li li time") == 1
+    both = Visitor(browser, view(runs))
     both.finds("Compare", words=("is ahead of", "interval", "one run each"))
 
 
-def test_words_steps_and_chosen_curves_are_found_again(view: View, runs: Path) -> None:
-    one = view.of(runs / "first")
-    browser = one.browser
+def test_words_steps_and_chosen_curves_are_found_again(
+    browser: Browser, view: Callable[[Path], str], runs: Path
+) -> None:
+    one = Visitor(browser, view(runs / "first"))
     browser.open(one.address)
     one.click("Episodes")
     browser.write("Search what was said", "SUM IS")

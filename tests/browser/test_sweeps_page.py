@@ -3,21 +3,16 @@
 import math
 import random
 import shutil
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import requests
 
 from drivers.experiment_folders import Experiment
 from drivers.page_driver import IMAGES, Browser
-from drivers.system_driver import Terminals, free_ports
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
-(PORT,) = free_ports(1)
-URL = f"http://127.0.0.1:{PORT}"
 LEARNING_RATES = {"0.0001": 0.52, "0.001": 0.86, "0.01": 0.61}
 HOSTILE = "<img src=x onerror=\"document.title='pwned'\">"
 
@@ -25,19 +20,6 @@ HOSTILE = "<img src=x onerror=\"document.title='pwned'\">"
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
     return Experiment(tmp_path / "runs")
-
-
-@pytest.fixture
-def open_page(browser: Browser, experiment: Experiment, tmp_path: Path) -> Iterator[Browser]:
-    """The browser, at the start page of a viewer of the experiment's folder."""
-    terminals = Terminals(tmp_path)
-    folder = str(experiment.folder)
-    terminals.start_program(sys.executable, "-m", "astraflow.cli.main", "view", folder, "--port", str(PORT))
-    browser.until(_answers, "the viewer", timeout_s=60.0)
-    try:
-        yield browser
-    finally:
-        terminals.close()
 
 
 def curve(final: float, seed: int) -> list[float]:
@@ -74,12 +56,12 @@ def pictures(browser: Browser, name: str, tmp_path: Path) -> None:
 
 
 def test_the_best_variant_of_a_sweep_is_read_at_once(
-    experiment: Experiment, open_page: Browser, tmp_path: Path
+    experiment: Experiment, browser: Browser, view: Callable[[Path], str], tmp_path: Path
 ) -> None:
     folder = write_sweep(experiment)
     experiment.run("alone", curve(0.4, 5))
-    browser = open_page
-    browser.open(URL)
+    url = view(experiment.folder)
+    browser.open(url)
     browser.wait_for("lr=0.001 is ahead of lr=0.01")  # without a click
     assert browser.layout_shift() <= 0.02
     pictures(browser, "start", tmp_path)
@@ -96,7 +78,7 @@ def test_the_best_variant_of_a_sweep_is_read_at_once(
     pictures(browser, "sweep", tmp_path)
     if IMAGES:
         browser.save(IMAGES / "view_sweep.png")
-    browser.open(f"{URL}/#/sweep/lr-sweep")
+    browser.open(f"{url}/#/sweep/lr-sweep")
     browser.until(lambda: browser.count(".parallel a") == 9, "a line per run")
     assert browser.layout_shift() <= 0.02
     browser.driver.execute_script("document.querySelector('.parallel a').focus()")
@@ -109,21 +91,21 @@ def test_the_best_variant_of_a_sweep_is_read_at_once(
     browser.go("#/sweep/lr-sweep")
     browser.wait_for("more than chance")
     shutil.rmtree(folder)
-    browser.open(f"{URL}/#/sweep/lr-sweep")
+    browser.open(f"{url}/#/sweep/lr-sweep")
     browser.wait_for("there is no such sweep here")
 
 
 def test_whether_two_runs_differ_is_found_within_two_clicks(
-    experiment: Experiment, open_page: Browser, tmp_path: Path
+    experiment: Experiment, browser: Browser, view: Callable[[Path], str], tmp_path: Path
 ) -> None:
     experiment.run("first", curve(0.5, 1))
     experiment.run("second", curve(0.8, 2), overrides=("train.lr=0.5",))
     experiment.run("third", curve(0.8, 3), overrides=("train.lr=0.7",))
-    browser = open_page
-    browser.open(URL)
+    url = view(experiment.folder)
+    browser.open(url)
     browser.click("Compare")
     browser.wait_for("is ahead of")
-    browser.open(URL)
+    browser.open(url)
     browser.tick("choose first")
     browser.tick("choose second")
     browser.press("Compare")
@@ -135,7 +117,7 @@ def test_whether_two_runs_differ_is_found_within_two_clicks(
 
 
 def test_what_cannot_be_compared_and_hostile_names_are_shown_as_text(
-    experiment: Experiment, open_page: Browser, tmp_path: Path
+    experiment: Experiment, browser: Browser, view: Callable[[Path], str], tmp_path: Path
 ) -> None:
     runs: list[tuple[str, tuple[str, ...], list[float]]] = [
         (f"lr={HOSTILE.replace('/', '')}_seed={seed}", (f"seed={seed}",), []) for seed in range(2)
@@ -148,8 +130,8 @@ def test_what_cannot_be_compared_and_hostile_names_are_shown_as_text(
         for seed in range(2)
     ]
     experiment.sweep("many", many)
-    browser = open_page
-    browser.open(URL)
+    url = view(experiment.folder)
+    browser.open(url)
     browser.wait_for("no run has a result to compare")
     browser.click("-img-src")
     browser.wait_for("These runs can't be compared")
@@ -161,10 +143,3 @@ def test_what_cannot_be_compared_and_hostile_names_are_shown_as_text(
     pictures(browser, "many", tmp_path)
     assert "pwned" not in browser.driver.title
     assert browser.count("main img, main script") == 0
-
-
-def _answers() -> bool:
-    try:
-        return requests.get(URL, timeout=1).ok
-    except requests.RequestException:
-        return False

@@ -30,7 +30,7 @@ from astraflow.trainer.torch.torch_files import file_tensors, load_model, open_m
 from astraflow.trainer.torch.trained_model import TrainedModel
 from astraflow.types import Batch, Sample
 from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_samples
-from own_memory import OwnMemory
+from harness import OwnMemory
 
 SMALL = {"token_budget": 40}
 """Microbatches of a few samples, so that ranks have unequal numbers of them."""

@@ -2,8 +2,7 @@
 
 `math_answers.jsonl` and `math_forms.jsonl` hold what stands in a box, `math_responses.jsonl` whole responses,
 each with the gold of a data set's row (MATH, GSM8K, AIME, DAPO, DeepScaleR, Minerva, Olympiad) and labels
-written by hand. The rows of `math_forms.jsonl` also name their form of writing; `benchmarks/math_recall.py`
-compares the reward with plain `math-verify` on them.
+written by hand. The rows of `math_forms.jsonl` also name their form of writing.
 """
 
 import json
@@ -59,8 +58,8 @@ def test_answers_in_boxes_are_paid_if_and_only_if_they_are_right(
         (gold, wrapped(extract, answer), expected) for gold, answer, expected in labeled("math_answers.jsonl")
     ]
     assert len(pairs) > 1200
-    if extract != "boxed":  # finding the answer does not depend on what it is: a third of them will do
-        pairs = pairs[EXTRACTS.index(extract) :: 3]
+    if extract != "boxed":  # finding the answer does not depend on what it is: a tenth of them will do
+        pairs = pairs[EXTRACTS.index(extract) :: 10]
     assert missed(pairs, extract) == []
 
 

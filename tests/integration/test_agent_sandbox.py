@@ -137,9 +137,11 @@ async def test_what_went_wrong_is_named() -> None:
 async def test_the_example_runs_in_the_sandbox_with_an_unmodified_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As `astraflow try examples/sum_program.yaml workflow.run.box=sandbox` starts it.
+    # As `astraflow try examples/07_agent_unmodified.yaml workflow.run.box=sandbox` starts it.
     monkeypatch.chdir(ROOT)
-    episode = await play_program("", box="sandbox", command=[sys.executable, "examples/sum_program.py"])
+    episode = await play_program(
+        "", box="sandbox", command=[sys.executable, "examples/07_agent_unmodified.py"]
+    )
     assert said[-1] == "5"
     assert [message.content for message in episode.messages] == ["2+3", "5"]
 

@@ -27,7 +27,9 @@ class WatchedTotal(InteractiveEnvironment):
     """The example, and what the service asked of it."""
 
     def __init__(self, **args: Any) -> None:
-        self._example: InteractiveEnvironment = load_attr("own_environment:RunningTotal", where="use")(**args)
+        self._example: InteractiveEnvironment = load_attr(
+            "examples.02_own_environment:RunningTotal", where="use"
+        )(**args)
         self.calls: list[str] = []
 
     def tasks(self, split: str) -> Any:
@@ -71,7 +73,7 @@ def recipe_with(model: Path, *overrides: str) -> Recipe:
         "rollout.engine.num_slots=8",
         "eval.sets.heldout.num_tasks=4",
     )
-    return load_recipe(EXAMPLES / "own_environment.yaml", [*small, *overrides])
+    return load_recipe(EXAMPLES / "02_own_environment.yaml", [*small, *overrides])
 
 
 @pytest.mark.timeout(60)

@@ -32,7 +32,7 @@ def test_a_run_trains_on_a_program_and_its_audit_is_exact(
     recipe = runs.recipe(
         policies=("letters",),
         steps=5,
-        tasks={"sources": {"sums": SUMS}, "reward": {"use": "examples.digits_right:digits_right"}},
+        tasks={"sources": {"sums": SUMS}, "reward": {"use": "examples.01_own_reward:digits_right"}},
         workflow={"name": "agent", "run": program},
     )
     run = runs.start(recipe, "policies.letters.table.groups_per_batch=2", "rollout.engine.max_context=8192")

@@ -1,4 +1,4 @@
-"""The code of GPU runs on posing GPUs, each file of tests in a process of its own (see `gpus.py`)."""
+"""The code of GPU runs on posing GPUs, in processes that have them (see `gpus.py`)."""
 
 import subprocess
 import sys
@@ -11,10 +11,17 @@ from posing.build import build_library, find_compiler
 from posing.gpus import environment
 
 pytestmark = pytest.mark.timeout(600)
-FILES = [
+ON_GPUS = "tests/posing/on_gpus"
+GROUPS = {
+    "runs": [f"{ON_GPUS}/test_run.py", f"{ON_GPUS}/test_one_gpu.py"],
+    "measures": [f"{ON_GPUS}/test_checks.py", f"{ON_GPUS}/test_phases.py"],
+}
+"""Files that one process tests. The rest is the third group."""
+GROUPS["parts"] = [
     "tests/gpu/test_one_device.py",
     *sorted(
-        f"tests/posing/on_gpus/{path.name}" for path in (Path(__file__).parent / "on_gpus").glob("test_*.py")
+        {f"{ON_GPUS}/{path.name}" for path in (Path(__file__).parent / "on_gpus").glob("test_*.py")}
+        - {file for files in GROUPS.values() for file in files}
     ),
 ]
 
@@ -30,9 +37,10 @@ def library(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
     return found[0] if found else build_library(folder)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_on_posing_gpus(library: Path, file: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs", file]
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_runs_on_gpus_runs_on_posing_gpus(library: Path, group: str) -> None:
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs"]
+    command = [sys.executable, "-m", "pytest", *options, *GROUPS[group]]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(library), capture_output=True, text=True, check=False
     )

@@ -32,7 +32,7 @@ def test_a_library_agent_improves_by_a_fifth_on_tasks_it_never_saw(runs: Runs) -
 
 
 def test_a_program_of_its_own_process_is_trained(runs: Runs) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "sum_program.py")]
+    command = [sys.executable, str(ROOT / "examples" / "07_agent_unmodified.py")]
     workflow = {"name": "agent", "run": {"name": "program", "command": command}}
     path = runs.recipe(steps=1, workflow=workflow)
     recipe = yaml.safe_load(path.read_text())

@@ -1,6 +1,7 @@
 """Every benchmark still runs: the quick ones in small, and all of them as far as their imports go."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,40 +12,22 @@ pytestmark = pytest.mark.system
 
 _BENCHMARKS = ROOT / "benchmarks"
 _SMALL = {
-    "engine": (
-        ("--repeats", "1", "--requests", "8", "--sizes", "tiny"),
-        ("speedup_mixed", "speedup_equal", "engine_mixed_tokens_per_s"),
-    ),
+    "engine": (("--model", "tiny", "--repeats", "1"), ("speedup_mixed", "speedup_equal", "engine_mixed")),
     "dataflow": (
         ("--quick", "--rounds", "1", "--only", "ingest,cycles"),
         ("ingest_per_s", "cycles_per_s", "lease_p99_ms", "bare_cycles_per_s"),
     ),
-    "sandbox": (
-        ("--programs", "50", "--steps", "0"),
-        ("programs_per_s", "p99_ms", "subprocess_programs_per_s", "verdict"),
-    ),
-    "dataflow_restart": (("--items", "500"), ("restart_s", "snapshot_mb")),
     "multi_policy": (
-        ("--only", "sweep", "--quick", "--steps", "2"),
-        ("speedup_vs_best_min", "frac_of_bound_min", "speedup_vs_plain_geomean", "idle_frac", "num_lost"),
-    ),
-    "thousand_gpus": (
-        ("--scale", "0.03", "--minutes", "2", "--warm-minutes", "4", "--episodes", "64"),
-        ("goodput_frac", "dataflow_cores", "first_limit_gpus", "cpu_check", "journal_check"),
+        ("--quick", "--steps", "2"),
+        ("speedup_vs_best_min", "frac_of_bound_min", "speedup_vs_plain_geomean", "idle_frac"),
     ),
 }
 _SMALL_BUT_LONG = {
     "start": (("--steps", "3"), ("start_s", "end_s", "starts_over_floor", "peak_pss_mb")),
-    "viewer": (
-        ("--episodes", "800", "--queries", "20", "--pairs", "0"),
-        ("index_episodes_per_s", "query_p99_ms"),
-    ),
     "autoscale": (
         ("--quick", "--steps", "8"),
-        ("gpu_hours_saved_frac", "wall_ratio", "tokens_per_dollar_ratio", "spot_wall_ratio"),
+        ("gpu_hours_saved_frac", "wall_ratio", "same_wall_services"),
     ),
-    "dataflow_parked": (("--workers", "20", "--rounds", "1"), ("base_lease_p99_ms", "parked_lease_p99_ms")),
-    "plan": (("--quick",), ("worst_error_frac", "double_error_max", "plan_errors", "audits_hold")),
     "goodput": (
         ("--quick",),
         ("goodput_frac", "resampled_frac", "resampled_frac_afresh", "resumed_tokens", "audits_hold"),
@@ -52,10 +35,6 @@ _SMALL_BUT_LONG = {
     "weights": (
         ("--megabytes", "8", "--repeats", "1"),
         ("delta_ms", "apply_ms", "encode_vs_naive", "compression_1pct", "delta_vs_full"),
-    ),
-    "multi_policy": (
-        ("--only", "services", "--quick"),
-        ("services_speedup_vs_colocated", "virtual_speedup_vs_colocated", "audits_hold"),
     ),
 }
 
@@ -84,7 +63,7 @@ def test_schedules_wait_for_what_they_say() -> None:
     code = """
 import itertools, json, sys
 sys.path.insert(0, sys.argv[1])
-from multi_policy_sweep import SCHEDULES, simulate
+from multi_policy import SCHEDULES, simulate
 from schedules import Work
 
 def idle_while_training(run):
@@ -119,15 +98,13 @@ print(json.dumps({
     assert [runs[name]["staleness"] for name in ("split", "split, one step off", "astraflow")] == [0, 1, 3]
     ours = runs["astraflow"]["ends"]
     assert ours["first"] < ours["second"], "the cheaper policy must not wait for the other one"
-    coupled = runs["astraflow, barrier"]["ends"]
-    assert ours["first"] < coupled["first"]
 
 
 def test_lent_devices_generate_while_their_trainers_wait_and_every_switch_costs() -> None:
     code = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from multi_policy_sweep import SCHEDULES, simulate
+from multi_policy import SCHEDULES, simulate
 from schedules import NUM_DEVICES, Work
 
 work = Work(groups=64)
@@ -169,19 +146,13 @@ print(json.dumps(found))
     assert runs["colocated 2"]["switch_s"] == pytest.approx(10 * waits_s)
 
 
-def test_a_simulated_pool_pays_for_its_machines_and_begins_lost_episodes_again() -> None:
+def test_a_simulated_pool_pays_for_its_services_from_their_request_to_their_end() -> None:
     load = Load(steps=4, mean_tokens=lambda _: 200.0, step_s=20.0)
     calm = PoolRun(load, fixed(2), num_services=2).run()
-    assert (calm.num_lost, calm.num_changes) == (0, 0)
+    assert calm.num_changes == 0
     assert calm.used_h == pytest.approx(2 * calm.wall_s / 3600)
-
-    def outage(now_s: float) -> dict[str, int]:
-        return {"": 0 if 100.0 < now_s < 200.0 else 2}
-
-    cut = PoolRun(load, fixed(2), num_services=2, market=outage).run()
-    assert cut.num_lost > 0
-    assert calm.wall_s + 190.0 < cut.wall_s < calm.wall_s + 230.0  # the outage, and a start
-    assert cut.used_h == pytest.approx(2 * (cut.wall_s - 98.0) / 3600, rel=0.02)
+    slow_start = PoolRun(replace(load, join_s=load.join_s + 60.0), fixed(2), num_services=2).run()
+    assert slow_start.wall_s == pytest.approx(calm.wall_s + 60.0, abs=4.0)
 
 
 def test_the_paper_page_has_every_row_that_the_command_knows() -> None:

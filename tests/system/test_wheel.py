@@ -68,14 +68,19 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Built from the working tree; the core's is the first."""
-    folder = tmp_path_factory.mktemp("wheels")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheels and source archives, built from the working tree."""
+    folder = tmp_path_factory.mktemp("dist")
     for source in SOURCES:
-        subprocess.run([*BUILD, "-t", "wheel", "-d", str(folder)], cwd=source, check=True)
-    made = [str(path) for path in sorted(folder.iterdir())]
-    assert len(made) == len(SOURCES) == 3
-    return sorted(made, key=lambda path: not Path(path).name.startswith("astraflow-"))
+        subprocess.run([*BUILD, "-d", str(folder)], cwd=source, check=True)
+    assert len(list(folder.iterdir())) == 2 * len(SOURCES) == 6
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheels(dist: Path) -> list[str]:
+    """The wheels; the core's is the first."""
+    return sorted(map(str, dist.glob("*.whl")), key=lambda path: not Path(path).name.startswith("astraflow-"))
 
 
 @contextmanager
@@ -139,16 +144,16 @@ def files_of(distributions: set[str]) -> set[str]:
     }
 
 
-def test_a_source_archive_builds_the_same_wheel(wheels: list[str], tmp_path: Path) -> None:
+def test_a_source_archive_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
     """The wheels of the fixture are built from the checkout, these from what the archives contain."""
-    for source, wheel in zip(sorted(SOURCES, key=lambda path: path != ROOT), wheels, strict=True):
-        archives = tmp_path / Path(wheel).stem
-        subprocess.run([*BUILD, "-t", "sdist", "-d", str(archives)], cwd=source, check=True)
-        (archive,) = archives.iterdir()
-        shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
-        folder = tmp_path / "unpacked" / archive.name.removesuffix(".tar.gz")
-        subprocess.run([*BUILD, "-t", "wheel", "-d", str(archives)], cwd=folder, check=True)
-        assert content_of(archives / Path(wheel).name) == content_of(Path(wheel))
+    for archive in dist.glob("*.tar.gz"):
+        shutil.unpack_archive(archive, tmp_path, filter="data")
+        folder = tmp_path / archive.name.removesuffix(".tar.gz")
+        subprocess.run([*BUILD, "-t", "wheel", "-d", str(tmp_path / "built")], cwd=folder, check=True)
+    built = list((tmp_path / "built").iterdir())
+    assert len(built) == len(SOURCES)
+    for wheel in built:
+        assert content_of(wheel) == content_of(dist / wheel.name)
 
 
 def content_of(wheel: Path) -> dict[str, bytes]:
@@ -181,7 +186,7 @@ def test_a_copied_recipe_runs_as_the_documentation_says(installed: Installed) ->
     assert installed.run("astraflow", "recipes", "copy", "pair").returncode == 0
     done = installed.run("astraflow", "run", "recipes/pair.yaml", "model=tiny", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "examples.pair_workflow:solve_and_verify" in done.stdout
+    assert "examples.04_two_policies:solve_and_verify" in done.stdout
 
 
 def test_a_recipe_is_run_by_its_name(installed: Installed) -> None:

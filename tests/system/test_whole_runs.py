@@ -38,7 +38,7 @@ EVAL = {
         }
     },
 }
-PAIR = {"use": "examples.pair_workflow:solve_and_verify"}
+PAIR = {"use": "examples.04_two_policies:solve_and_verify"}
 
 
 def check_finished(run: Started, steps: dict[str, int]) -> None:

@@ -3,15 +3,19 @@
 import json
 import pkgutil
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 import astraflow
+from astraflow.models.model_folder import check_model_folder
 from astraflow.recipe.recipe import Recipe
+from drivers.prepared_python import PreparedPython, command
 from drivers.weight_files import write_model_folder
 
+Run: TypeAlias = Callable[[str, Path], "subprocess.CompletedProcess[str]"]
 CORE = sorted(
     module.name
     for module in pkgutil.walk_packages(astraflow.__path__, "astraflow.", onerror=lambda _: None)
@@ -28,6 +32,7 @@ class NoAddOns:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, NoAddOns())
+import astraflow.cli.runs, astraflow.run.preflight, astraflow.recipe.gallery
 """
 RECIPE = {
     "name": "r",
@@ -36,31 +41,36 @@ RECIPE = {
 }
 
 
-def core_alone(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Runs Python in a process that finds no add-on, as in a build without `addons`."""
-    argv = [sys.executable, "-c", WITHOUT_ADD_ONS + code]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def core_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs code where no add-on is found, as in a build without `addons`."""
+    with PreparedPython(tmp_path_factory.mktemp("alone"), WITHOUT_ADD_ONS) as python:
+        yield python.run
 
 
-def command(*arguments: str) -> str:
-    """Code that calls the command line."""
-    return f"from astraflow.cli.main import main\nmain({list(arguments)!r})"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and its model, which is judged once for all processes."""
+    folder = tmp_path_factory.mktemp("recipe")
+    check_model_folder(write_model_folder(folder / "model"))
+    (folder / "recipe.yaml").write_text(json.dumps(RECIPE))
+    return folder
 
 
-def test_every_module_of_the_core_imports_without_add_ons(tmp_path: Path) -> None:
-    done = core_alone(f"for name in {CORE!r}: importlib.import_module(name)", tmp_path)
+def test_every_module_of_the_core_imports_without_add_ons(core_alone: Run, folder: Path) -> None:
+    done = core_alone(f"for name in {CORE!r}: importlib.import_module(name)", folder)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_help_lists_the_commands_of_the_core(tmp_path: Path) -> None:
-    done = core_alone(command("--help"), tmp_path)
+def test_the_help_lists_the_commands_of_the_core(core_alone: Run, folder: Path) -> None:
+    done = core_alone(command("--help"), folder)
     assert done.returncode == 0, done.stderr
     assert " run " in done.stdout
     assert " view " not in done.stdout
 
 
-def test_a_command_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None:
-    done = core_alone(command("view", "runs"), tmp_path)
+def test_a_command_says_which_add_on_this_installation_leaves_out(core_alone: Run, folder: Path) -> None:
+    done = core_alone(command("view", "runs"), folder)
     assert done.returncode == 2
     told = (
         "error: `astraflow view` needs astraflow.addons.view, which this installation of AstraFlow leaves out"
@@ -68,7 +78,7 @@ def test_a_command_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None
     assert done.stderr.strip() == told
 
 
-def test_a_run_has_no_page_and_prints_plain_lines(tmp_path: Path) -> None:
+def test_a_run_has_no_page_and_prints_plain_lines(core_alone: Run, folder: Path) -> None:
     code = """
 from pathlib import Path
 from rich.console import Console
@@ -83,14 +93,12 @@ run = ShownRun(
 )
 assert make_pages(run) == []
 """
-    done = core_alone(code, tmp_path)
+    done = core_alone(code, folder)
     assert done.returncode == 0, done.stderr
 
 
-def test_an_option_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None:
-    write_model_folder(tmp_path / "model")
-    (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
-    done = core_alone(command("run", "recipe.yaml", "--only", "train"), tmp_path)
+def test_an_option_says_which_add_on_this_installation_leaves_out(core_alone: Run, folder: Path) -> None:
+    done = core_alone(command("run", "recipe.yaml", "--only", "train"), folder)
     assert done.returncode == 2
     assert done.stderr.startswith("error: `astraflow run --only` needs astraflow.addons.half_runs, which")
 
@@ -113,17 +121,18 @@ def test_an_option_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None
         ("launcher=slurm", 'launcher.name = "slurm" needs astraflow.addons.cluster,'),
     ],
 )
-def test_a_name_of_an_add_on_that_is_left_out_is_told(tmp_path: Path, override: str, told: str) -> None:
-    write_model_folder(tmp_path / "model")
-    (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
-    done = core_alone(command("run", "recipe.yaml", "--dry-run", override), tmp_path)
+def test_a_key_says_which_add_on_this_installation_leaves_out(
+    core_alone: Run, folder: Path, override: str, told: str
+) -> None:
+    done = core_alone(command("run", "recipe.yaml", "--dry-run", override), folder)
     assert done.returncode == 2
     assert told in done.stderr
 
 
-def test_the_option_for_a_launcher_of_an_add_on_that_is_left_out_names_the_add_on(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
-    done = core_alone(command("run", "recipe.yaml", "--dry-run", "--on", "slurm"), tmp_path)
+def test_the_option_for_a_launcher_of_an_add_on_that_is_left_out_names_the_add_on(
+    core_alone: Run, folder: Path
+) -> None:
+    done = core_alone(command("run", "recipe.yaml", "--dry-run", "--on", "slurm"), folder)
     assert done.returncode == 2
     assert "error: --on slurm needs astraflow.addons.cluster, which this" in done.stderr
 
@@ -147,10 +156,12 @@ except ConfigError as err:
 """
 
 
-def test_a_joining_service_reads_sections_of_add_ons_and_names_what_it_lacks(tmp_path: Path) -> None:
+def test_a_joining_service_reads_sections_of_add_ons_and_names_what_it_lacks(
+    core_alone: Run, folder: Path
+) -> None:
     recipe = Recipe.model_validate_json(json.dumps({**RECIPE, "cluster": {"k8s": {"image": "mine"}}}))
-    (tmp_path / "resolved.json").write_text(recipe.model_dump_json())
-    done = core_alone(JOIN, tmp_path)
+    (folder / "resolved.json").write_text(recipe.model_dump_json())
+    done = core_alone(JOIN, folder)
     assert done.returncode == 0, done.stderr
     where, advice = done.stdout.splitlines()
     assert where.startswith(

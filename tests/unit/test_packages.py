@@ -1,10 +1,10 @@
 """The packages beside the product: what they add if they are installed, what is said if they are not."""
 
 import json
-import subprocess
 import sys
 import sysconfig
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,6 +13,8 @@ import pytest
 import astraflow
 from astraflow.config import Config, Use, Variant, parse_config, with_installed
 from astraflow.errors import ConfigError
+from astraflow.models.model_folder import check_model_folder
+from drivers.prepared_python import PreparedPython, command
 from drivers.weight_files import write_model_folder
 
 ROOT = Path(__file__).parents[2]
@@ -36,14 +38,24 @@ def test_a_package_has_the_version_of_the_core_and_needs_exactly_that(path: Path
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedPython]:
     """A Python that has everything that this one has installed, but not our packages beside the product."""
     folder = tmp_path_factory.mktemp("site-packages")
     for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
         if "astraflow_" not in path.name:
             (folder / path.name).symlink_to(path)
-    start = f"import sys; sys.path += [{str(ROOT / 'src')!r}, {str(folder)!r}]; sys.argv[0] = 'astraflow'; "
-    return [sys.executable, "-I", "-S", "-c", start + "from astraflow.cli.main import main; main()"]
+    start = f"import sys; sys.path += [{str(ROOT / 'src')!r}, {str(folder)!r}]; sys.argv[0] = 'astraflow'"
+    start += "\nimport astraflow.run.preflight"
+    with PreparedPython(tmp_path_factory.mktemp("bare"), start, "-I", "-S") as python:
+        yield python
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that is judged once for all processes."""
+    folder = write_model_folder(tmp_path_factory.mktemp("models") / "m")
+    check_model_folder(folder)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -56,23 +68,21 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ],
 )
 def test_a_command_without_its_package_says_what_to_install(
-    bare: list[str], name: str, arguments: tuple[str, ...]
+    bare: PreparedPython, tmp_path: Path, name: str, arguments: tuple[str, ...]
 ) -> None:
-    done = subprocess.run([*bare, name, *arguments], capture_output=True, text=True, check=False)
+    done = bare.run(command(name, *arguments), tmp_path)
     assert done.returncode == 2
     assert done.stderr == f'error: `astraflow {name}` needs a package: pip install "astraflow[{name}]"\n'
 
 
 @pytest.mark.parametrize("key", ["rollout.engine", "policies.actor.train.backend", "workflow"])
 def test_a_recipe_that_names_a_missing_package_is_told_what_to_install(
-    bare: list[str], tmp_path: Path, key: str
+    bare: PreparedPython, model: Path, key: str
 ) -> None:
-    path = tmp_path / "recipe.yaml"
+    path = model.with_name("recipe.yaml")
     path.write_text(json.dumps(RECIPE))
-    overrides = (f"{key}={{name: paced}}", f"model={write_model_folder(tmp_path / 'm')}")
-    done = subprocess.run(
-        [*bare, "run", str(path), "--dry-run", *overrides], capture_output=True, text=True, check=False
-    )
+    overrides = (f"{key}={{name: paced}}", f"model={model}")
+    done = bare.run(command("run", str(path), "--dry-run", *overrides), model.parent)
     assert done.returncode == 2
     assert done.stderr == (
         f'error: {path}: {key}.name = "paced" needs a package: pip install "astraflow[paced]"\n'

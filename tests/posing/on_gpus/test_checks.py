@@ -52,11 +52,6 @@ def test_good_gpus_pass(tmp_path: Path) -> None:
     assert refusal(on_gpus(tmp_path, ranks=4), **{CAPABILITY_VARIABLE: "8.6"}) == ""  # kernels of 8.0
 
 
-def test_programs_that_share_a_gpu_state_their_shares(tmp_path: Path) -> None:
-    text = refusal(on_gpus(tmp_path, gpus=["0"]))
-    assert "GPU 0 is used by 2 programs of trainer-actor, rollout-0, and not all state which share" in text
-
-
 def test_gpus_are_counted_among_those_of_the_scheduler(tmp_path: Path) -> None:
     text = refusal(on_gpus(tmp_path, ranks=2), **{VISIBLE: "6"})
     assert f"among those that {VISIBLE} = '6' lists" in text

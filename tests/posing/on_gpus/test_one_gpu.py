@@ -18,7 +18,7 @@ from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import GenerateRequest, Sampling
 from drivers.engine_models import make_engine_on, make_model_folder, make_random_model, snapshot_of
 from drivers.rank_runs import CASES
-from drivers.system_driver import astraflow, init_models
+from drivers.system_driver import astraflow
 from drivers.trainer_builders import make_batch, make_samples, save_model
 from posing import gpus
 
@@ -82,10 +82,9 @@ def test_a_trainer_gives_up_its_averages_and_then_its_weights_and_trains_the_sam
 
 
 def test_the_quickstart_trains_and_generates_in_turns_on_one_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    init_models(tmp_path, "actor", steps=1)
     run_dir = tmp_path / "run"
     settings = (
         *("sampling.max_tokens=8", "table.groups_per_batch=8", "table.group_size=2", "eval.sets={}"),
@@ -95,7 +94,7 @@ def test_the_quickstart_trains_and_generates_in_turns_on_one_gpu(
     for steps, share in ((2, 1.0), (3, 0.5)):
         command = ("run", "recipes/quickstart-one-gpu.yaml", "--run-dir", str(run_dir))
         differing = (f"train.steps={steps}", f"cluster.lending.train_share={share}")
-        done = astraflow(*command, f"model={tmp_path / 'actor'}", *settings, *differing)
+        done = astraflow(*command, f"model={models / 'actor'}", *settings, *differing)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     audit = astraflow("audit", str(run_dir))
     assert audit.returncode == 0, audit.stdout

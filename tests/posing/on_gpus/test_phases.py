@@ -8,8 +8,8 @@ from gpu_phases import PHASES
 from posing import gpus
 
 pytestmark = pytest.mark.timeout(200)
-ELSEWHERE = {"tests", "quickstart"}
-"""`test_posing.py` and `test_run.py` run these."""
+ELSEWHERE = {"tests", "quickstart", "publish-8b"}
+"""`test_posing.py` and `test_run.py` run these, and with tiny sizes, `publish-8b` is `publish-1.7b`."""
 SKIPPED = {"megatron-1.7b-8k": "megatron-core", "vllm-1.7b": "vLLM, in .venv-vllm"}
 """What this environment lacks."""
 

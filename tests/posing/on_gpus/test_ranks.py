@@ -8,7 +8,7 @@ import pytest
 
 from drivers.rank_gpus import begin, join_on_first_gpu, step_on_gpu
 from drivers.rank_pool import RankPool
-from drivers.rank_runs import make_experts
+from drivers.rank_runs import make_experts, train_on_ranks
 from drivers.trainer_builders import save_model
 
 pytestmark = pytest.mark.timeout(200)
@@ -44,6 +44,16 @@ def test_each_rank_holds_its_part_on_its_own_gpu(
     check_places(found)
     num_parts = 8 if shape.startswith(("8", "lora")) else 4
     assert max(rank["num_held"] for rank in found) < 1.3 * found[0]["num_whole"] / num_parts
+
+
+def test_ranks_on_gpus_go_on_from_what_they_saved(pool: RankPool, tmp_path: Path) -> None:
+    folder, saved = save_model(tmp_path / "model"), tmp_path / "saved"
+    saved.mkdir()
+    settings = {"backend": GPU}
+    whole = pool.run(WORLD, train_on_ranks, folder, settings, range(2))
+    pool.run(WORLD, train_on_ranks, folder, settings, range(1), saved)
+    resumed = pool.run(WORLD, train_on_ranks, folder, settings, range(1, 2), None, saved)
+    assert resumed[0][1] == whole[0][1]
 
 
 def test_experts_are_divided_among_gpus(pool: RankPool, tmp_path: Path) -> None:

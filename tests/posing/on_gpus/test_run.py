@@ -1,11 +1,10 @@
-"""The quickstart on GPUs: services, ranks, versions, and a resume."""
+"""The quickstart on GPUs: services, ranks, and versions. `test_one_gpu.py` resumes a run."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from drivers.system_driver import astraflow, init_models
+from drivers.system_driver import astraflow
 
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = (
@@ -20,15 +19,13 @@ SETTINGS = (
 )
 
 
-def test_the_quickstart_trains_on_gpus_and_goes_on(tmp_path: Path) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = "6,4,2"  # as a scheduler sets it
-    os.environ["NCCL_SHM_DISABLE"] = "1"  # as in a container with little shared memory
-    init_models(tmp_path, "actor", steps=1)
+def test_the_quickstart_trains_on_gpus(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,4,2")  # as a scheduler sets it
+    monkeypatch.setenv("NCCL_SHM_DISABLE", "1")  # as in a container with little shared memory
     run_dir = tmp_path / "run"
-    for steps in (1, 2):
-        command = ("run", "recipes/quickstart.yaml", "--run-dir", str(run_dir), f"model={tmp_path / 'actor'}")
-        done = astraflow(*command, *SETTINGS, f"train.steps={steps}")
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    command = ("run", "recipes/quickstart.yaml", "--run-dir", str(run_dir), f"model={models / 'actor'}")
+    done = astraflow(*command, *SETTINGS, "train.steps=2")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert astraflow("audit", str(run_dir)).returncode == 0
     logs = {path.stem: path.read_text() for path in (run_dir / "logs").glob("*.log")}
     assert "Traceback" not in "".join(logs.values())

@@ -14,7 +14,7 @@ from drivers.weight_files import write_model_folder
 RECIPE = """\
 name: demo
 tasks: {sources: {train: {name: jsonl, path: tasks.jsonl}}}
-workflow: {use: "examples.pair_workflow:solve_and_verify"}
+workflow: {use: "examples.04_two_policies:solve_and_verify"}
 policies:
   solver: {model: models/a, train: {steps: 30}}
   verifier: {extends: solver, train: {lr: 1.0e-3}}

@@ -48,7 +48,7 @@ def full_recipes() -> tuple[GalleryItem, ...]:
             joined = full_mapping(find_entry(f"{folder}/{_FOR_SEVERAL[0]}{variant}").path)
             fitting = sizes if len(joined["policies"]) == 1 else _FOR_SEVERAL
             names |= {f"{folder}/{size}{variant}": None for size in fitting}
-        elif entry.kind == "recipe" and last[:1].isdigit():
+        elif entry.kind == "recipe" and folder != "examples" and last[:1].isdigit():
             names[entry.name] = None
     return tuple(find_entry(name) for name in sorted(names))
 

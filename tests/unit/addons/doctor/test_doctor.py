@@ -109,6 +109,12 @@ def model_of(num_parameters: int, folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2**28 parameters, all of which are read once."""
+    return model_of(2**28, tmp_path_factory.mktemp("large") / "model")
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("devices", "gib"),
@@ -125,10 +131,9 @@ def model_of(num_parameters: int, folder: Path) -> Path:
     ],
 )
 async def test_the_memory_of_a_run_is_that_of_the_host(
-    tmp_path: Path, devices: Sequence[str], gib: float
+    large_model: Path, tmp_path: Path, devices: Sequence[str], gib: float
 ) -> None:
-    model = model_of(2**28, tmp_path / "model")
-    made = recipe(tmp_path, f"policies.actor.model={model}", "rollout.services=1", *devices)
+    made = recipe(tmp_path, f"policies.actor.model={large_model}", "rollout.services=1", *devices)
     async with aclosing(examine(made, tmp_path / "run")) as told:
         detail = await anext(f.detail async for f in told if f.check == "memory of the run")
     (need,) = re.findall(r"about ([\d.]+) GiB for 4 processes", detail)

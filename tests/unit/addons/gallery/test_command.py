@@ -46,7 +46,7 @@ def test_a_copy_is_followed_by_the_commands_that_run_it(
 ) -> None:
     assert run("recipes", "copy", "pair", "--to", str(tmp_path)) == 0
     out = capsys.readouterr().out
-    assert f"{tmp_path}/examples/pair_workflow.py\n" in out
+    assert f"{tmp_path}/examples/04_two_policies.py\n" in out
     commands = out.partition("Now run:\n")[2]
     assert "astraflow model init recipes/models/verifier.yaml --out models/verifier\n" in commands
     assert commands.endswith("  astraflow run recipes/pair.yaml\n")

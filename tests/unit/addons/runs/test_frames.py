@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ def test_episodes_have_their_rewards_and_pass_filters(runs_folder: Path) -> None
     assert list(runs.episodes(reward="0..0.5").run) == ["sums", "sums"]
     with pytest.raises(ConfigError):
         runs.episodes(reward="many")
+
+
+def test_the_example_answers_questions_about_runs(
+    runs_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_module("examples.08_reading_a_run").main(*map(str, sorted(runs_folder.glob("su*s"))))
+    scores, steps, tasks = capsys.readouterr().out.split("\n\n")
+    assert scores.splitlines()[-1].split() == ["sums", "actor", "0.1", "0.9"]
+    assert steps.startswith("reward of the last step")
+    assert "0.125" in tasks.splitlines()[3]  # the mean of 0 and 0.25
 
 
 def test_frames_of_runs_without_rows_have_their_columns(runs_folder: Path) -> None:
