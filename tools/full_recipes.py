@@ -16,8 +16,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from astraflow.addons.doctor.gpu_memory import rank_need
-from astraflow.addons.doctor.host_memory import HostNeed, host_needs
+from astraflow.addons.doctor.memory import HostNeed, host_needs, rank_need
 from astraflow.addons.gallery.listing import full_recipes
 from astraflow.models.loading import empty_causal_lm, weights_by_name
 from astraflow.recipe.gallery import GalleryItem, find_entry

@@ -1,4 +1,4 @@
-// Builds what the package needs from web/src: the page, the style of reports, and the style of plots.
+// Builds what the package needs from web/src: the page, and the style of plots.
 import { copyFile, mkdir, readFile, writeFile } from "node:fs/promises";
 import { build } from "esbuild";
 
@@ -7,7 +7,7 @@ const plot = new URL("../src/astraflow/addons/plot/astraflow.mplstyle", import.m
 const inter = "node_modules/@fontsource-variable/inter";
 await mkdir(view, { recursive: true });
 await build({
-  entryPoints: ["src/app.js", "src/app.css", "src/report.css", "src/episode_file.css"],
+  entryPoints: ["src/app.js", "src/app.css"],
   outdir: view,
   bundle: true,
   minify: true,
@@ -16,8 +16,9 @@ await build({
   legalComments: "eof",
   charset: "utf8",
   external: ["inter.woff2"],
+  loader: { ".svg": "dataurl" },
 });
-for (const name of ["index.html", "icon.svg", "questions.json"]) await copyFile(`src/${name}`, `${view}${name}`);
+for (const name of ["index.html", "icon.svg"]) await copyFile(`src/${name}`, `${view}${name}`);
 await copyFile(`${inter}/files/inter-latin-wght-normal.woff2`, `${view}inter.woff2`);
 await copyFile(`${inter}/LICENSE`, `${view}inter.LICENSE.txt`);
 

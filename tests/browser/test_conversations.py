@@ -212,7 +212,7 @@ def the_file_opens(browser: Browser, base: str, tmp_path: Path) -> None:
     assert saved.name == "talk-0.1.0.html"
     browser.open(saved.as_uri())
     for words in (
-        "Episode 0.1.0 of talk",
+        "Episode 0.1.0",
         "sums/378+937",
         "0.5: format passed",
         "version 7 from here",

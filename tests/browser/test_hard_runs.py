@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.view.commands import write_report
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from drivers.page_driver import Browser
 from drivers.system_driver import Terminals
@@ -105,3 +106,20 @@ def test_a_page_outlives_its_folder_and_its_viewer(
     assert browser.count(".chart canvas") > 0
     terminals.start("view", str(runs), "--port", url.rpartition(":")[2])
     browser.until(lambda: "hasn't answered" not in browser.text, "the viewer's return")
+
+
+def test_a_report_shows_all_pages_without_a_viewer(browser: Browser, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / name, policies=1, steps=20)
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "report.html")
+    file = (tmp_path / "report.html").as_uri()
+    browser.open(file)
+    browser.wait_for("Where their recipes differ")
+    browser.until(lambda: browser.count(".chart canvas") > 0, "the curves of both")
+    for page, words in (("run", "Does it learn?"), ("episodes", "2 found"), ("timeline", "What happened")):
+        browser.open(f"{file}#/r/a/{page}")
+        browser.until(lambda words=words: words in browser.driver.page_source, words)
+        browser.check()
+        assert "doesn't contain" not in browser.text
+    browser.open(f"{file}#/r/a/episodes?step=7")
+    browser.wait_for("This file doesn't contain that. Open the run with astraflow view")

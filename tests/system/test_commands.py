@@ -75,7 +75,7 @@ def test_what_a_run_learned_is_evaluated_and_exported_afterwards(runs: Runs) -> 
 def test_the_doctor_passes_a_recipe_that_works_and_measures_no_drift(runs: Runs) -> None:
     told = succeeded("doctor", str(runs.recipe()), "--drift", "--run-dir", str(runs.folder / "run"))
     assert "fail  " not in told
-    for check in ("system", "packages", "threads", "ports", "model of actor", "data of sums", "engine"):
+    for check in ("system", "packages", "threads", "tokenizer of actor", "data of sums", "engine"):
         assert f"  {check}: " in told
     assert "drift of actor: max " in told
     assert not (runs.folder / "run").exists()

@@ -242,6 +242,6 @@ def test_the_core_alone_names_the_command_that_installs_what_is_missing(bare: In
     assert re.search(r"failed for good \(exit code 2, 1 in a row\): error: `astraflow \w+` needs", ran.stderr)
     assert install in ran.stderr
     examined = bare.run("astraflow", "doctor", "bare.yaml")
-    assert f"fail  model of actor: this check needs transformers, of the extra quickstart: {install}" in (
+    assert f"fail  tokenizer of actor: this check needs transformers, of the extra quickstart: {install}" in (
         examined.stdout
     ), examined.stdout + examined.stderr

@@ -20,7 +20,6 @@ MODULES = sorted(
 
 OF_EXTRAS = {
     "astraflow.addons.trackers.tensorboard": ("tensorboard", "tensorboard"),
-    "astraflow.addons.view.top": ("textual", "top"),
     "astraflow.addons.fast_deltas.compiled": ("numba", "fast"),
 }
 """Modules that import a package of an extra as they load: the package, and the extra."""

@@ -1,12 +1,13 @@
 // The frame: which page the link names, navigation, theme, and the token of a remote viewer.
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { clock, html, link, Problem, Skeleton, token, useAnswer } from "./base.js";
+import { ANSWERS, clock, html, link, Problem, Skeleton, token, useAnswer } from "./base.js";
 import { ComparePage } from "./compare.js";
 import { EpisodePage } from "./episode.js";
 import { GroupPage } from "./episode_group.js";
 import { EpisodesPage } from "./episodes.js";
 import { SweepPage } from "./groups.js";
+import logo from "./icon.svg";
 import { Icon } from "./icons.js";
 import { TimelinePage, WeightsPage } from "./others.js";
 import { RunPage } from "./run.js";
@@ -114,9 +115,10 @@ function App() {
     if (runs?.length === 1 && !runs[0].sweep && parts.length === 0) location.replace(link("r", runs[0].name, "run"));
     document.title = parts[1] ? `${parts[1]} · AstraFlow` : "AstraFlow";
   }, [runs, parts]);
-  return html`<header><a class="brand" href="#/"><img src="assets/icon.svg" alt="" width="22" height="22" />AstraFlow</a><nav aria-label="main"><a href="#/">Runs</a><a href="#/compare">Compare</a></nav><${Theme} /></header>
+  return html`<header><a class="brand" href="#/"><img src=${logo} alt="" width="22" height="22" />AstraFlow</a><nav aria-label="main"><a href="#/">Runs</a><a href="#/compare">Compare</a></nav><${Theme} /></header>
     <${Away} /><main>${isLocked ? html`<${TokenForm} />` : html`<${Problem} error=${error} />${runs ? html`<${Page} runs=${runs} parts=${parts} params=${params} />` : html`<h1>\u00a0</h1><${Skeleton} />`}`}</main>`;
 }
 
+if (ANSWERS && !location.hash) location.replace(ANSWERS.start);
 document.getElementById("app").replaceChildren();
 render(html`<${App} />`, document.getElementById("app"));

@@ -1,6 +1,6 @@
 // Rows of metrics, and the lines of charts that are made from them.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { askJson } from "./base.js";
+import { ANSWERS, askJson } from "./base.js";
 
 // Rows of metrics.jsonl, each fetched once.
 export function useMetrics(run, everyMs) {
@@ -25,7 +25,7 @@ export function useMetrics(run, everyMs) {
         if (!isOver) setRows((old) => old ?? []);
         // The overview shows what is wrong; the curves stay as they are.
       }
-      if (everyMs && !isOver) timer = setTimeout(again, everyMs);
+      if (everyMs && !isOver && !ANSWERS) timer = setTimeout(again, everyMs);
     };
     again();
     return () => {

@@ -150,7 +150,7 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     recipe = pin_models(recipe, run_dir)
     models = [policy.model for policy in recipe.policies.values()]
     unbuilt = [model for model, _ in missing_models(models)] if builds else []
-    checked = check_recipe(recipe, run_dir, unbuilt=unbuilt)
+    checked = check_recipe(recipe, run_dir, unbuilt=unbuilt, with_trials=True)
     sys.stdout.write(dump_yaml(checked.recipe))
     dates = date_notes(recipe)
     for note in (*cache_notes(recipe), *dates, *stop_notes(checked.recipe, checked.sources)):

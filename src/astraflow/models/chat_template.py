@@ -23,6 +23,8 @@ __all__ = [
     "folder_prints_date",
     "prints_date",
     "readable_args",
+    "template_environment",
+    "template_texts",
     "with_date",
     "write_template_defaults",
 ]
@@ -54,7 +56,7 @@ def check_template_args(args: Mapping[str, object], model_dir: Path, where: str)
     """
     if not args:
         return
-    known = sorted({name for text in _templates(model_dir) for name in readable_args(text, model_dir)})
+    known = sorted({name for text in template_texts(model_dir) for name in readable_args(text, model_dir)})
     for name, value in args.items():
         if name not in known:
             reads = f"it reads {', '.join(known)}" if known else "it reads no arguments"
@@ -78,7 +80,7 @@ def readable_args(template: str, model_dir: Path) -> frozenset[str]:
     except ImportError as err:
         raise ConfigError("template_args need the package jinja2: pip install astraflow[torch]") from err
     try:
-        names = find_undeclared_variables(_environment().parse(template))
+        names = find_undeclared_variables(template_environment().parse(template))
     except TemplateSyntaxError as err:
         raise DataError(f"{model_dir}: line {err.lineno} of its chat template is invalid: {err}") from err
     except RecursionError as err:
@@ -101,7 +103,7 @@ def write_template_defaults(folder: Path, args: Mapping[str, object]) -> None:
 
 def folder_prints_date(folder: Path) -> bool:
     """Whether a chat template of a folder prints today's date. Raises: DataError if a file isn't JSON."""
-    return any(map(prints_date, _templates(folder)))
+    return any(map(prints_date, template_texts(folder)))
 
 
 def prints_date(template: object) -> bool:
@@ -124,7 +126,7 @@ def with_date(template: Any, date: str) -> Any:
     return f"{{% macro strftime_now(form) %}}{macro}{{% endmacro %}}{template}"
 
 
-def _templates(folder: Path) -> list[str]:
+def template_texts(folder: Path) -> list[str]:
     """The texts of all templates in a folder. Raises: DataError if a file is not valid JSON."""
     texts = [_text(path) for path in _jinja_files(folder)]
     for name in _JSON_FILES:
@@ -179,8 +181,9 @@ def _literal(value: object) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _environment() -> "Environment":
-    """A Jinja environment with the extensions of transformers: `break` in loops, and `generation` blocks."""
+def template_environment() -> "Environment":
+    """A Jinja environment like that of transformers: with `break` in loops, and `generation` blocks."""
+    from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -191,4 +194,12 @@ def _environment() -> "Environment":
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    return ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", Generation])
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    functions = cast("dict[str, Any]", environment.globals)
+    functions |= {"raise_exception": raise_exception, "strftime_now": datetime.now().strftime}
+    return environment

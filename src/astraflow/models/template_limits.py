@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from astraflow.errors import DataError
 from astraflow.user_input.own_code import error_text
 
-__all__ = ["render_chat"]
+__all__ = ["render_chat", "within_limit"]
 
 _LONGEST_S = 10.0
 """Time for one conversation. Templates take milliseconds; on a busy machine, some take seconds."""
@@ -40,11 +40,16 @@ def render_chat(
     Raises: DataError if the template raises an error, or takes too long.
     """
 
-    def render() -> object:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments)
+    def render() -> str:
+        return cast("str", tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments))
 
+    return within_limit(render, longest_s)
+
+
+def within_limit(render: Callable[[], str], longest_s: float = _LONGEST_S) -> str:
+    """Calls a function that renders a template. Raises: DataError, as `render_chat` does."""
     try:
-        return cast("str", _watcher.call(render, longest_s))
+        return _watcher.call(render, longest_s)
     except _OverdueError as err:
         raise DataError(
             f"the chat template takes longer than {longest_s:g} s; does it have loops inside loops?"

@@ -111,12 +111,13 @@ class RunOverview:
         self.last_evals[key] = record
 
     def committed_tokens_per_s(self, policy: str) -> float | None:
-        """Tokens of committed batches per second over the last steps; None before the second one."""
+        """Tokens of committed batches per second over the last steps; None before the second one, and while
+        all have the same time."""
         records = self.steps.get(policy, deque())
-        if len(records) < 2:
+        passed_s = records[-1].at_s - records[0].at_s if records else 0.0
+        if passed_s <= 0:
             return None
-        tokens = sum(record.num_trained_tokens for record in list(records)[1:])
-        return tokens / max(records[-1].at_s - records[0].at_s, 1e-9)
+        return sum(record.num_trained_tokens for record in list(records)[1:]) / passed_s
 
     def gradient_frac(self, policy: str) -> float | None:
         """Share of the newest step's tokens that have a gradient; None if the trainer does not report it."""

@@ -1,13 +1,12 @@
 """Finds the mistakes in a recipe that can be found before any process starts.
 
-This module reads and checks. It doesn't write, download or start anything.
+This module reads and checks. It doesn't write, download or start anything. `CHECKS`, at its end, lists all
+checks with their phases; packages add theirs by entry points of the group `astraflow.checks`.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from astraflow import added
 from astraflow.algorithms.credit import (
@@ -32,6 +31,7 @@ from astraflow.recipe.short_forms import full_mapping
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
 from astraflow.recipe.trackers import check_tracker
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
+from astraflow.run.checks import Check, Examined, Finding, Phase, make_checks
 from astraflow.run.start_checks import (
     check_addresses,
     check_certificates,
@@ -53,55 +53,17 @@ from astraflow.user_input.yaml_files import override_pairs
 from astraflow.workflows.config import EnvironmentWorkflowConfig, WorkflowConfig
 from astraflow.workflows.factory import make_workflow
 
-__all__ = ["CheckedRecipe", "check_recipe", "format_mistakes", "with_other_mistakes"]
+__all__ = [
+    "CHECKS",
+    "all_checks",
+    "check_recipe",
+    "examine_recipe",
+    "format_mistakes",
+    "with_other_mistakes",
+]
 
 _COMPARING = (GdpoCredit, GroupRelativeCredit, MaxRlCredit, OpoCredit, PassAtKCredit, RlooCredit)
 """Credits that are always 0 for a group with a single episode."""
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedRecipe:
-    """A recipe without mistakes, and its opened sources."""
-
-    recipe: Recipe
-    """The recipe with numbers in place of `auto`, unless a model must still be built."""
-    sources: OpenSources
-
-
-class _Mistakes:
-    """Collects what is wrong with a recipe, so that one error reports all of it.
-
-    Example: if the check raises an error, `mistakes.collect(_check_roles, recipe)` records it and returns
-    None.
-    """
-
-    def __init__(self) -> None:
-        self._errors: list[ConfigError | DataError] = []
-
-    def collect(self, check: Callable[..., _T], *args: Any, **named: Any) -> _T | None:
-        """Runs a check. Returns its result, or collects its error and returns None."""
-        try:
-            return check(*args, **named)
-        except (ConfigError, DataError) as err:
-            self._errors.append(err)
-            return None
-
-    def add(self, texts: Iterable[str]) -> None:
-        """Adds mistakes that a check has returned."""
-        self._errors += [ConfigError(text) for text in texts]
-
-    @property
-    def texts(self) -> list[str]:
-        """Returns each mistake once, in the order in which they were found."""
-        return list(dict.fromkeys(map(str, self._errors)))
-
-    def raise_all(self) -> None:
-        """Raises: the error if there is only one, or a ConfigError that lists all of them."""
-        if len(self.texts) == 1:
-            raise self._errors[0]
-        if self._errors:
-            raise ConfigError(format_mistakes(self.texts))
 
 
 def format_mistakes(mistakes: Sequence[str], what: str = "the recipe") -> str:
@@ -111,45 +73,35 @@ def format_mistakes(mistakes: Sequence[str], what: str = "the recipe") -> str:
 
 
 def check_recipe(
-    recipe: Recipe, run_dir: Path | None = None, *, unbuilt: Collection[str] = ()
-) -> CheckedRecipe:
+    recipe: Recipe, run_dir: Path | None = None, *, unbuilt: Collection[str] = (), with_trials: bool = False
+) -> Examined:
     """Checks everything that can be checked without starting a service.
 
     If `run_dir` is given, also checks what a start in this folder needs: the folder, ports and certificates.
     The models in `unbuilt`, which will be built before the run, and hub models that are not in the cache yet,
-    are not checked.
+    are not checked. `with_trials`: also tries parts of the run, which may take seconds.
 
-    Raises: ConfigError or DataError that lists all mistakes.
+    Returns the recipe, with numbers in place of `auto` unless a model must still be built, and its opened
+    sources. Raises: ConfigError or DataError that lists all mistakes.
     """
-    unbuilt = {*unbuilt, *(p.model for p in recipe.policies.values() if is_to_be_fetched(p.model))}
-    mistakes = _Mistakes()
-    mistakes.collect(_check_roles, recipe)
-    _check_models(recipe, mistakes, unbuilt)
-    broken = _check_components(recipe, mistakes)
-    if recipe.cluster.max_services:
-        mistakes.collect(added.require, "SizedPool")
-    if recipe.eval.best.metric:
-        mistakes.collect(added.require, "best_page")
-    for tracker in recipe.trackers:
-        if _is_valid(tracker, broken):
-            mistakes.collect(check_tracker, tracker)
-    if _is_valid(recipe.workflow, broken):
-        mistakes.collect(make_workflow, recipe.workflow)
-    for name, config in recipe.eval.sets.items():
-        if _is_valid(config.workflow, broken):
-            mistakes.collect(_check_workflow, f"eval.sets.{name}.workflow", config)
-    mistakes.collect(_check_judges, recipe)
-    mistakes.collect(_check_lengths, recipe)
-    mistakes.collect(_check_engine_services, recipe)
-    for name, policy in recipe.trained.items():
-        mistakes.collect(_check_learns, name, policy)
-    sources = _check_sources(recipe, mistakes, broken, unbuilt)
-    whole = recipe
-    if not mistakes.texts and not any(policy.model in unbuilt for policy in recipe.policies.values()):
-        whole = mistakes.collect(derive_numbers, recipe, sources) or recipe
-    _check_machine(recipe, whole, mistakes, run_dir)
-    mistakes.raise_all()
-    return CheckedRecipe(whole, sources)
+    examined = Examined(recipe, run_dir or Path("runs"), unbuilt=unbuilt)
+    folder: Sequence[Phase] = () if run_dir is None else ("folder",)
+    trial: Sequence[Phase] = ("trial",) if with_trials else ()
+    list(examine_recipe(examined, ("recipe", *folder, *trial)))
+    if len(examined.mistakes) == 1:
+        raise examined.errors[0]
+    if examined.errors:
+        raise ConfigError(format_mistakes(examined.mistakes))
+    return examined
+
+
+def examine_recipe(
+    examined: Examined, phases: Collection[Phase], *, advice: Sequence[Check] = ()
+) -> Iterator[Finding]:
+    """Makes the checks of these phases, and those of `advice` last. Yields what each has found."""
+    policies = examined.recipe.policies.values()
+    examined.unbuilt = {*examined.unbuilt, *(p.model for p in policies if is_to_be_fetched(p.model))}
+    return make_checks((*all_checks(), *advice), phases, examined)
 
 
 def with_other_mistakes(
@@ -161,54 +113,21 @@ def with_other_mistakes(
         mapping = full_mapping(file, pairs)
     except ConfigError:
         return error  # for example, invalid YAML: there are no parts to check
-    recipe = None if "scale" in pairs else salvage(mapping, Recipe)
-    others = _other_mistakes(recipe, run_dir or Path("runs") / recipe.name) if recipe is not None else []
-    if not others:
+    if "scale" in pairs or (recipe := salvage(mapping, Recipe)) is None:
         return error
-    return ConfigError(format_mistakes([*(error.mistakes or [str(error)]), *others], str(file)))
+    examined = Examined(recipe, run_dir or Path("runs") / recipe.name)
+    list(examine_recipe(examined, ("parts", "folder")))
+    if not examined.errors:
+        return error
+    return ConfigError(format_mistakes([*(error.mistakes or [str(error)]), *examined.mistakes], str(file)))
 
 
-def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
-    """Finds further mistakes in a recipe whose invalid keys were left out.
-
-    Only parts that don't depend on other parts are checked, so that the missing keys cause no false mistakes.
-    """
-    mistakes = _Mistakes()
-    first = {policy.model: name for name, policy in reversed(recipe.policies.items())}
-    for name in first.values():
-        mistakes.collect(check_model, name, recipe.policies[name])
-    _check_components(recipe, mistakes)
-    for name, config in recipe.tasks.sources.items():
-        is_alone = isinstance(config, PromptsConfig) or (
-            isinstance(config, SourceVariant) and not config.needs_workflow
-        )
-        if is_alone and not _counts_tokens(config):
-            mistakes.collect(open_source, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
-    _check_machine(recipe, recipe, mistakes, run_dir)
-    return mistakes.texts
-
-
-def _check_machine(recipe: Recipe, whole: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
-    """Checks servers, and what packages add; with a run folder, also the folder, ports and certificates.
-
-    `whole`: the recipe with numbers in place of `auto`, as far as they are known.
-    """
-    for entry in find_entries("astraflow.checks"):
-        if (check := load_entry(entry)) is not None:
-            mistakes.collect(check, whole)
-    mistakes.collect(check_engine, recipe)
-    if run_dir is None:
-        return
-    mistakes.collect(check_run_folder, recipe, run_dir)
-    mistakes.collect(check_addresses, recipe, run_dir)
-    mistakes.add(check_certificates(recipe))
-
-
-def _check_roles(recipe: Recipe) -> None:
+def _check_roles(examined: Examined) -> None:
     """Checks the roles of the workflow. Nothing is known about the user's own workflows.
 
     Raises: ConfigError if no policy is trained, a role is not a policy, or a trained policy has no role.
     """
+    recipe = examined.recipe
     if not recipe.trained:
         raise ConfigError("policies: none has `role: trained`, so nothing would be trained")
     for name, config in recipe.eval.sets.items():
@@ -242,21 +161,19 @@ def _find_roles(workflow: WorkflowConfig, recipe: Recipe, where: str) -> list[st
 # --- components of the user's own -----------------------------------------------------------------
 
 
-def _check_components(recipe: Recipe, mistakes: _Mistakes) -> frozenset[str]:
-    """Loads every component. Returns the names of those that are broken.
-
-    A module that cannot be imported is reported once, however many of its components are used.
-    """
+def _check_components(examined: Examined) -> None:
+    """Loads every component. A module that cannot be imported is reported once, however many of its
+    components are used."""
     broken: dict[str, bool] = {}
     modules: set[str] = set()
-    for where, use in named_uses(recipe):
+    for where, use in named_uses(examined.recipe):
         module = use.use.partition(":")[0]
         if module not in modules:
-            broken[use.use] = not mistakes.collect(_check_component, where, use)
+            broken[use.use] = not examined.collect("components", _check_component, where, use)
         if broken.get(use.use, True) and module not in sys.modules:
             modules.add(module)
             broken[use.use] = True
-    return frozenset(name for name, is_broken in broken.items() if is_broken)
+    examined.broken = frozenset(name for name, is_broken in broken.items() if is_broken)
 
 
 def _check_component(key: str, use: Use) -> bool:
@@ -278,6 +195,27 @@ def _check_component(key: str, use: Use) -> bool:
 def _is_valid(config: Config, broken: Collection[str]) -> bool:
     """Returns whether a section uses no broken component. Broken ones have already been reported."""
     return not any(use.use in broken for use in uses(config))
+
+
+def _check_added(examined: Examined) -> None:
+    """Checks that the packages are installed that keys of the recipe need."""
+    recipe = examined.recipe
+    if recipe.cluster.max_services:
+        examined.collect("packages", added.require, "SizedPool")
+    if recipe.eval.best.metric:
+        examined.collect("packages", added.require, "best_page")
+    for tracker in recipe.trackers:
+        if _is_valid(tracker, examined.broken):
+            examined.collect("packages", check_tracker, tracker)
+
+
+def _check_workflows(examined: Examined) -> None:
+    recipe = examined.recipe
+    if _is_valid(recipe.workflow, examined.broken):
+        examined.collect("workflow", make_workflow, recipe.workflow)
+    for name, config in recipe.eval.sets.items():
+        if _is_valid(config.workflow, examined.broken):
+            examined.collect("workflow", _check_workflow, f"eval.sets.{name}.workflow", config)
 
 
 def _check_learns(name: str, policy: PolicyConfig) -> None:
@@ -305,43 +243,69 @@ def _check_learns(name: str, policy: PolicyConfig) -> None:
 # --- models ---------------------------------------------------------------------------------------
 
 
-def _check_models(recipe: Recipe, mistakes: _Mistakes, unbuilt: Collection[str]) -> None:
-    """Checks the existing models and the folders of offline data. A bad model is reported once."""
-    reported: set[str] = set()
-    for name, policy in recipe.policies.items():
-        if policy.model in reported or policy.model in unbuilt:
+def _check_models(examined: Examined) -> None:
+    """Checks the existing models. A bad model is reported once."""
+    bad: set[str] = set()
+    sound: list[str] = []
+    for name, policy in examined.recipe.policies.items():
+        if policy.model in examined.unbuilt or policy.model in bad:
             continue
-        if mistakes.collect(check_model, name, policy):
-            mistakes.collect(check_family, name, policy, recipe.rollout, exact=recipe.exact)
+        if examined.collect(f"model of {name}", check_model, name, policy):
+            sound.append(name)
         else:
-            reported.add(policy.model)
+            bad.add(policy.model)
+    examined.sound = sound
+
+
+def _check_training(examined: Examined) -> None:
+    """Checks that engine and trainer can run the models, and what they are trained on."""
+    recipe = examined.recipe
+    for name in examined.sound:
+        policy = recipe.policies[name]
+        examined.collect(f"model of {name}", check_family, name, policy, recipe.rollout, exact=recipe.exact)
+    for name, policy in recipe.trained.items():
+        examined.collect("learning", _check_learns, name, policy)
     for policy in recipe.policies.values():
         if (offline := policy.train.auxiliary.offline) is not None:
-            mistakes.collect(offline_files, Path(offline.folder).expanduser())
+            examined.collect("offline data", offline_files, Path(offline.folder).expanduser())
 
 
-def _check_sources(
-    recipe: Recipe, mistakes: _Mistakes, broken: Collection[str], unbuilt: Collection[str]
-) -> OpenSources:
-    """Opens the sources. Checks their sizes, and whether the rewards can score their tasks."""
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def _open_lone_sources(examined: Examined) -> None:
+    """Opens the sources that depend on no other part of the recipe, so that its missing keys cause no false
+    mistakes."""
+    recipe = examined.recipe
+    for name, config in recipe.tasks.sources.items():
+        is_alone = isinstance(config, PromptsConfig) or (
+            isinstance(config, SourceVariant) and not config.needs_workflow
+        )
+        if is_alone and not _counts_tokens(config):
+            where = f"tasks.sources.{name}"
+            examined.collect("data", open_source, config, recipe, name, where, recipe.workflow)
+
+
+def _open_sources(examined: Examined) -> None:
+    """Opens the sources, and checks their sizes."""
+    recipe = examined.recipe
+    broken = examined.broken
     if not any(use.use in broken for config in recipe.tasks.environments.values() for use in uses(config)):
-        mistakes.collect(check_environments, recipe.tasks, played=_find_played_sources(recipe))
+        examined.collect("data", check_environments, recipe.tasks, played=_find_played_sources(recipe))
     opened: dict[str, TaskSource] = {}
     for name, where, config, workflow in named_sources(recipe):
-        is_countable = not (recipe.tokenizer_model in unbuilt and _counts_tokens(config))
+        is_countable = not (recipe.tokenizer_model in examined.unbuilt and _counts_tokens(config))
         if is_countable and _is_valid(config, broken):
-            source = mistakes.collect(open_source, config, recipe, name, where, workflow)
+            source = examined.collect("data", open_source, config, recipe, name, where, workflow)
             if source is not None:
                 opened[where] = source
     sources = sources_by_name(recipe, opened)
+    examined.sources = sources
     if sources.train.keys() == recipe.tasks.sources.keys():
         for name, policy in recipe.trained.items():
-            mistakes.collect(_check_batch, name, policy, sources)
+            examined.collect("data", _check_batch, name, policy, sources)
     for name in sources.eval:
-        mistakes.collect(_check_eval_size, name, recipe, sources)
-    _check_answers(recipe, sources, mistakes, broken)
-    _check_fits_workflow(recipe, sources, mistakes, has_models=not unbuilt)
-    return sources
+        examined.collect("data", _check_eval_size, name, recipe, sources)
 
 
 def _counts_tokens(config: TaskSourceConfig) -> bool:
@@ -359,8 +323,9 @@ def _check_workflow(where: str, config: EvalSetConfig) -> None:
         raise ConfigError(f"{where}: {err}") from err
 
 
-def _check_judges(recipe: Recipe) -> None:
+def _check_judges(examined: Examined) -> None:
     """Checks that each judge is a policy whose weights don't change. Raises: ConfigError if one isn't."""
+    recipe = examined.recipe
     for where, tasks in scoring_tasks(recipe).items():
         for judge in judges_of(tasks).values():
             name = judge.judging_policy
@@ -388,7 +353,8 @@ def _find_played_sources(recipe: Recipe) -> dict[str, TaskSourceConfig]:
     return played
 
 
-def _check_lengths(recipe: Recipe) -> None:
+def _check_lengths(examined: Examined) -> None:
+    recipe = examined.recipe
     engine = recipe.rollout.engine
     if not isinstance(engine, ModelEngineConfig):
         return
@@ -400,7 +366,8 @@ def _check_lengths(recipe: Recipe) -> None:
             )
 
 
-def _check_engine_services(recipe: Recipe) -> None:
+def _check_engine_services(examined: Examined) -> None:
+    recipe = examined.recipe
     engine = recipe.rollout.engine
     if isinstance(engine, EngineVariant):
         engine.check_services(
@@ -410,10 +377,10 @@ def _check_engine_services(recipe: Recipe) -> None:
         )
 
 
-def _check_answers(
-    recipe: Recipe, sources: OpenSources, mistakes: _Mistakes, broken: Collection[str]
-) -> None:
+def _check_answers(examined: Examined) -> None:
     """Checks that the reward can score every task, unless the workflow may reward its episodes itself."""
+    recipe = examined.recipe
+    sources = examined.sources
     of_training = recipe.tasks.reward
     checks = [
         (f"tasks.sources.{name}", of_training, source, recipe.tasks.sources[name], recipe.workflow)
@@ -427,7 +394,9 @@ def _check_answers(
     for where, reward, source, config, workflow in checks:
         if isinstance(workflow, Use) or workflow.rewards_itself or reward in reported:
             continue
-        if _is_valid(reward, broken) and not mistakes.collect(_check_gradable, where, reward, source, config):
+        if not _is_valid(reward, examined.broken):
+            continue
+        if not examined.collect("rewards", _check_gradable, where, reward, source, config):
             reported.append(reward)  # a reward that does not fit is reported for only one source
 
 
@@ -439,24 +408,25 @@ def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config
     return True
 
 
-def _check_fits_workflow(
-    recipe: Recipe, sources: OpenSources, mistakes: _Mistakes, *, has_models: bool
-) -> None:
+def _check_fits_workflow(examined: Examined) -> None:
     """Checks that the workflow can use the reward and the tasks."""
+    recipe = examined.recipe
+    sources = examined.sources
     if not isinstance(recipe.workflow, Use):
-        mistakes.collect(recipe.workflow.check_scoring, recipe.tasks.reward, recipe.tasks.extract)
-    if has_models and not mistakes.texts:  # so the models are complete
+        scoring = (recipe.tasks.reward, recipe.tasks.extract)
+        examined.collect("workflow", recipe.workflow.check_scoring, *scoring)
+    if not examined.unbuilt and not examined.errors:  # so the models are complete
         models = {name: (p.model_dir, p.template_args) for name, p in recipe.policies.items()}
         for workflow in (recipe.workflow, *(workflow_of(each, recipe) for each in recipe.eval.sets.values())):
             if not isinstance(workflow, Use):
-                mistakes.collect(workflow.check_templates, models)
+                examined.collect("workflow", workflow.check_templates, models)
     for name, source in sources.train.items():
         tasks = tasks_to_check(source, recipe.tasks.sources[name])
-        mistakes.collect(_check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)
+        examined.collect("tasks", _check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)
     for name, source in sources.eval.items():
         config = recipe.eval.sets[name]
         tasks = tasks_to_check(source, config.source)
-        mistakes.collect(_check_tasks, f"eval.sets.{name}", tasks, workflow_of(config, recipe))
+        examined.collect("tasks", _check_tasks, f"eval.sets.{name}", tasks, workflow_of(config, recipe))
 
 
 def _check_tasks(where: str, tasks: Iterable[Task], workflow: WorkflowConfig) -> None:
@@ -498,3 +468,58 @@ def _check_eval_size(name: str, recipe: Recipe, sources: OpenSources) -> None:
             f"eval.sets.{name}.source is also a training source, so its tasks would be trained on; "
             "give it another seed, split or file"
         )
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def _find_numbers(examined: Examined) -> None:
+    """Puts numbers in place of `auto`, if nothing is wrong and all models are there."""
+    policies = examined.recipe.policies.values()
+    if not examined.errors and not any(policy.model in examined.unbuilt for policy in policies):
+        examined.recipe = derive_numbers(examined.recipe, examined.sources)
+
+
+_WHOLE: Collection[Phase] = ("recipe",)
+_PARTS: Collection[Phase] = ("recipe", "parts")
+
+CHECKS: Sequence[Check] = (
+    Check("roles", _WHOLE, _check_roles),
+    Check("models", _PARTS, _check_models),
+    Check("training", _WHOLE, _check_training),
+    Check("components", _PARTS, _check_components),
+    Check("packages", _WHOLE, _check_added),
+    Check("workflow", _WHOLE, _check_workflows),
+    Check("judges", _WHOLE, _check_judges),
+    Check("lengths", _WHOLE, _check_lengths),
+    Check("services of the engine", _WHOLE, _check_engine_services),
+    Check("data", ("parts",), _open_lone_sources),
+    Check("data", _WHOLE, _open_sources),
+    Check("rewards", _WHOLE, _check_answers),
+    Check("tasks", _WHOLE, _check_fits_workflow),
+    Check("numbers in place of auto", _WHOLE, _find_numbers),
+)
+"""The checks in the order in which they are made. Those of packages and of the machine follow."""
+
+_LAST: Sequence[Check] = (
+    Check("engine on this machine", _PARTS, check_engine),
+    Check("run folder", ("folder",), check_run_folder),
+    Check("ports", ("folder",), check_addresses),
+    Check("certificates", ("folder",), check_certificates),
+)
+
+
+def all_checks() -> Sequence[Check]:
+    """All checks, with those of installed packages: each is a `Check`, or a function that gets the recipe."""
+    found = [(entry.name, load_entry(entry)) for entry in find_entries("astraflow.checks")]
+    others = [
+        check if isinstance(check, Check) else _of_recipe(name, check) for name, check in found if check
+    ]
+    return (*CHECKS, *others, *_LAST)
+
+
+def _of_recipe(name: str, check: Callable[[Recipe], object]) -> Check:
+    def look(examined: Examined) -> object:
+        return check(examined.recipe)
+
+    return Check(name, _PARTS, look)

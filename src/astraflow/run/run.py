@@ -168,6 +168,8 @@ class Run:
         self._reason = ""
         """Why the run ended; the first reason wins."""
         self._ended = asyncio.Event()
+        self._is_stopped = False
+        """Whether `run.json` has the state that the run ended with."""
         self._followers: list[asyncio.Task[None]] = []
         self._save_failure: OSError | None = None
         self._is_failure_noted = False
@@ -292,6 +294,7 @@ class Run:
         for feed in (*self._steps.values(), self._evals):
             feed.close()
         self.folder.release()  # from here on, nothing else writes to the disk
+        self._is_stopped = True
         self._try_to_save("stopped" if self._state == "running" else self._state)
         for closed in closing:
             await closed
@@ -335,7 +338,7 @@ class Run:
 
     def note_change(self) -> None:
         """Writes run.json, because a process started or ended, or some time has passed."""
-        if not self._ended.is_set():
+        if not self._ended.is_set() and not self._is_stopped:
             self._try_to_save("running")
 
     def _try_to_save(self, state: str) -> None:

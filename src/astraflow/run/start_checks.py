@@ -7,16 +7,15 @@ processes.
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 from astraflow.errors import ConfigError
 from astraflow.processes.program import choose_addresses
 from astraflow.recipe.access import tls_files
-from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.rollout.engine_config import EngineVariant
+from astraflow.run.checks import Examined, Finding
 
 __all__ = [
     "ask_program",
@@ -31,10 +30,10 @@ _ASK_TIMEOUT_S = 120.0
 """Time limit of these processes: importing torch takes seconds, or a minute on a busy disk."""
 
 
-def check_engine(recipe: Recipe) -> None:
+def check_engine(examined: Examined) -> None:
     """Checks the requirements of the engine. Raises: ConfigError if this machine lacks what it needs."""
-    engine = recipe.rollout.engine
-    if isinstance(engine, EngineVariant) and recipe.has_services_here:
+    engine = examined.recipe.rollout.engine
+    if isinstance(engine, EngineVariant) and examined.recipe.has_services_here:
         engine.check_machine()
 
 
@@ -54,29 +53,31 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def check_addresses(recipe: Recipe, run_dir: Path) -> None:
+def check_addresses(examined: Examined) -> None:
     """Checks the ports in the recipe.
 
     Raises: ConfigError if a port is taken, unless a run that is active in the folder uses it.
     """
-    if not RunFolder(run_dir).is_locked:
-        choose_addresses(recipe, {})
+    if not RunFolder(examined.run_dir).is_locked:
+        choose_addresses(examined.recipe, {})
 
 
-def check_certificates(recipe: Recipe) -> Iterator[str]:
-    """Yields what is wrong with the certificate files."""
-    tls = recipe.dataflow.tls
-    named = dict(zip(("cert", "key"), tls_files(recipe) or (), strict=False)) | {"ca": tls.ca}
+def check_certificates(examined: Examined) -> None:
+    """Checks that the certificate files are there."""
+    named = dict(zip(("cert", "key"), tls_files(examined.recipe) or (), strict=False))
+    named |= {"ca": examined.recipe.dataflow.tls.ca}
     for key, path in named.items():
         if path and not Path(path).is_file():
-            yield f"dataflow.tls.{key} = {path!r}: this file does not exist"
+            text = f"dataflow.tls.{key} = {path!r}: this file does not exist"
+            examined.add(Finding("fail", "certificates", text))
 
 
-def check_run_folder(recipe: Recipe, run_dir: Path) -> None:
+def check_run_folder(examined: Examined) -> None:
     """Checks the run folder.
 
     Raises: ConfigError if the folder cannot be written, or belongs to a run of another recipe.
     """
+    run_dir = examined.run_dir
     above = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     if not above.is_dir():
         raise ConfigError(
@@ -89,5 +90,5 @@ def check_run_folder(recipe: Recipe, run_dir: Path) -> None:
         )
     folder = RunFolder(run_dir)
     if folder.recipe.is_file():
-        refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
-        refuse_fewer_steps(recipe, steps_done(folder.journal), run_dir)
+        refuse_changes(changes_between(folder.load_recipe(), examined.recipe), run_dir)
+        refuse_fewer_steps(examined.recipe, steps_done(folder.journal), run_dir)

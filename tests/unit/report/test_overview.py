@@ -66,3 +66,10 @@ def test_a_speed_below_one_token_per_second_is_not_shown_as_zero() -> None:
         "13 tok/s",
         "1,250 tok/s",
     ]
+
+
+def test_steps_of_one_moment_have_no_speed() -> None:
+    run = RunOverview("demo", "runs/demo", 90.0)
+    for step in range(2):
+        run.add_step(make_step(step, at_s=100.0))
+    assert run.committed_tokens_per_s("actor") is None

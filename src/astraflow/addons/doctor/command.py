@@ -13,8 +13,8 @@ from astraflow.cli.runs import load_with_checks
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astraflow.addons.doctor.machine import Finding
     from astraflow.recipe.recipe import Recipe
+    from astraflow.run.checks import Finding
 
 __all__ = ["DOCTOR", "doctor"]
 
@@ -42,7 +42,7 @@ def doctor(
     """Check the machine, and a recipe if you name one, before a run. Starts no service and writes nothing.
 
     Checks versions, cores, memory, disk, GPUs, the run folder, threads, ports, models, chat templates and
-    data, and runs episodes in this process for a second. Prints one line per finding: ok, warn or fail, and
+    data, and runs a few episodes in this process. Prints one line per finding: ok, warn or fail, and
     what to do. With --drift, the largest difference between the logprobs of engine and trainer must stay
     below 1e-4 nats (0.5 if both compute in bfloat16; with `exact` it must be 0). The exit code is 1 if any
     check fails.
@@ -82,7 +82,8 @@ async def _examine(recipe: "Recipe | None", run_dir: Path, *, with_drift: bool) 
 
 def _tell(finding: "Finding") -> None:
     level = typer.style(f"{finding.level:<4}", fg=_COLORS[finding.level])
-    typer.echo(f"{level}  {finding.check}: {finding.detail}")
+    detail = f": {finding.detail}" if finding.detail else ""
+    typer.echo(f"{level}  {finding.check}{detail}")
     if finding.remedy:
         typer.echo(f"      -> {finding.remedy}")
 

@@ -1,115 +1,62 @@
 """Checks a machine and a recipe before a run, with one line per finding.
 
-The checks read files, and run episodes for a second in this process. They write only a file that they delete
-at once. Findings are yielded one by one, since some take seconds. A failure means that `astraflow run` would
-not work, and a warning means that it would work poorly.
+The checks are those of a run (`preflight.CHECKS`), and some whose findings are only advice. They read files,
+and run a few episodes in this process. Findings are yielded one by one, since some take seconds. A failure
+means that `astraflow run` would not work, and a warning means that it would work poorly.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from astraflow.addons.doctor.host_memory import host_memory_finding
-from astraflow.addons.doctor.machine import (
-    GIB,
-    Finding,
-    check_folder,
-    examine_machine,
-    existing_parent,
-    found,
-    num_cores,
-    sandbox_finding,
-)
-from astraflow.addons.doctor.model_size import num_parameters
+from astraflow.addons.doctor.machine import examine_machine, existing_parent, num_cores
+from astraflow.addons.doctor.memory import GIB, gpu_memory_finding, num_parameters
 from astraflow.addons.one_process.hosting import host_models, open_runner, starting_weights
+from astraflow.addons.sandbox.check import sandbox_finding
 from astraflow.algorithms.limiters import make_limiter
-from astraflow.errors import Error
-from astraflow.models.hub import cache_folder
+from astraflow.errors import ConfigError, Error
 from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, template_end
-from astraflow.models.weight_files import weight_paths
-from astraflow.processes.program import choose_addresses, num_threads
+from astraflow.processes.program import num_threads
 from astraflow.protocols import TaskSource
-from astraflow.recipe.access import built_in_workflows
-from astraflow.recipe.derived import derive_numbers
-from astraflow.recipe.model_checks import check_model, is_to_be_fetched
-from astraflow.recipe.recipe import Recipe
-from astraflow.recipe.sources import OpenSources, open_sources
-from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.renderer import load_renderer, load_tokenizer
-from astraflow.rollout.runner import EpisodeRunner
-from astraflow.run.preflight import check_recipe
-from astraflow.tasks.rewards import needs_sandbox
+from astraflow.run.checks import Check, Examined, Finding
+from astraflow.run.preflight import examine_recipe
 from astraflow.trainer.backend_config import TorchBackendConfig, torch_settings
 from astraflow.types import Episode, Lease, Message
+from astraflow.user_input.extras import install_hint, missing_module
 
 __all__ = ["examine", "thread_finding"]
 
 _SHOWN = 60
 """Number of characters of a task that are shown."""
-_TRIAL_S = 1.0
-"""Time during which episodes are started."""
-_TRIAL_LIMIT_S = 60.0
-"""Time within which these episodes must end."""
-_ENOUGH = 16
-"""Minimum number of episodes that show whether scores differ."""
+_NUM_EPISODES = 16
+"""Episodes that are tried: enough to show whether scores differ."""
+_LIMIT_S = 60.0
+"""Time within which one of these episodes must end."""
 _ENGINE = "engine"
 
 
-async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding]:
+async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncGenerator[Finding]:
     """Yields findings as they are made; without a recipe, only those about the machine."""
     for finding in examine_machine(run_dir):
         yield finding
-    yield await sandbox_finding(
-        is_needed=recipe is not None and needs_sandbox(recipe.tasks),
-        has_agents=recipe is not None and any(flow.needs_sandbox for flow in built_in_workflows(recipe)),
-    )
-    yield found("run folder", lambda: check_folder(run_dir))
     if recipe is None:
+        yield await sandbox_finding(is_needed=False)
         return
-    yield thread_finding(_threads(recipe), num_cores())
-    yield found("ports", lambda: _ports(recipe))
-    problems = 0
-    for finding in _static(recipe, run_dir):
-        problems += finding.level == "fail"
+    examined = Examined(recipe, run_dir)
+    checks = examine_recipe(examined, ("recipe", "folder", "trial"), advice=_ADVICE)
+    while (finding := await asyncio.to_thread(next, checks, None)) is not None:
         yield finding
-    if problems:
-        yield Finding("warn", _ENGINE, "not tried, because a check above failed")
-        return
-    if any(is_to_be_fetched(policy.model) for policy in recipe.policies.values()):
-        yield Finding("warn", _ENGINE, "not tried, because a model is not downloaded yet")
-        return
-    try:
-        checked = check_recipe(recipe)
-        yield await _trial(checked.recipe, checked.sources)
-    except Error as err:
-        yield Finding("fail", _ENGINE, str(err))
+    yield await _try_engine(examined)
 
 
-def _static(recipe: Recipe, run_dir: Path) -> Iterator[Finding]:
-    """Checks memory and disk, models, data, and whether they fit together."""
-    models = [found(f"model of {name}", lambda n=name: _model(n, recipe)) for name in recipe.policies]
-    yield from models
-    if all(finding.level == "ok" for finding in models):
-        yield found("memory of the run", lambda: host_memory_finding(derive_numbers(recipe)))
-        yield from _gpus(recipe)
-        yield found("disk of the run", lambda: _disk(recipe, run_dir))
-    try:
-        sources = open_sources(recipe)
-    except Error as err:
-        yield Finding("fail", "data", str(err))
-        return
-    for name, source in {**sources.train, **sources.eval}.items():
-        yield found(f"data of {name}", lambda n=name, s=source: _data(n, s))
-    yield found("recipe", lambda: _whole(recipe))
-
-
-# --- threads and ports ----------------------------------------------------------------------------
+def _check_threads(examined: Examined) -> Finding:
+    return thread_finding(_threads(examined.recipe), num_cores())
 
 
 def _threads(recipe: Recipe) -> dict[str, int]:
@@ -142,34 +89,27 @@ def thread_finding(threads: Mapping[str, int], cores: int) -> Finding:
     return Finding("ok", "threads", f"{text}; they take turns")
 
 
-def _ports(recipe: Recipe) -> Finding:
-    addresses = choose_addresses(recipe, {})
-    listed = [addresses.dataflow, *addresses.publishers.values()]
-    fixed = recipe.dataflow.port or recipe.weights.port
-    text = ", ".join(f"{host}:{port}" for host, port in listed) + " can be bound"
-    return Finding("ok", "ports", text if fixed else f"{text} (the recipe takes any free ones)")
+# --- tokenizers -----------------------------------------------------------------------------------
 
 
-# --- models and data ------------------------------------------------------------------------------
+def _check_tokenizers(examined: Examined) -> None:
+    for name in examined.sound:
+        examined.collect(f"tokenizer of {name}", _render, name, examined.recipe.policies[name])
 
 
-def _model(name: str, recipe: Recipe) -> Finding:
-    policy = recipe.policies[name]
-    check = f"model of {name}"
-    if is_to_be_fetched(policy.model):
-        text = f"{policy.model} is not in the cache {cache_folder()}, so it was not checked"
-        return Finding("warn", check, text, "`astraflow run` downloads it before it starts anything")
-    check_model(name, policy)
-    renderer = load_renderer(policy.model_dir, policy.template_args)
+def _render(name: str, policy: PolicyConfig) -> Finding:
+    """Renders a prompt with the tokenizer, and says which tokens end a completion."""
+    try:
+        renderer = load_renderer(policy.model_dir, policy.template_args)
+    except ModuleNotFoundError as err:
+        if not (module := missing_module(err)):
+            raise
+        raise ConfigError(install_hint("this check", [module])) from err
     renderer.render((Message(role="user", content="1 + 1"),))
-    num_files = len(weight_paths(policy.model_dir))
-    text = (
-        f"{policy.model}: {num_parameters(policy.model_dir):,} parameters in {num_files} safetensors, "
-        f"tokenizer, chat template, ends with {_ids(renderer.stop_ids)}"
-    )
-    if remedy := _undeclared_end(policy.model_dir):
-        return Finding("warn", check, text, remedy)
-    return Finding("ok", check, text)
+    word = "token" if len(renderer.stop_ids) == 1 else "tokens"
+    text = f"{policy.model} ends with {word} {', '.join(map(str, sorted(renderer.stop_ids)))}"
+    remedy = _undeclared_end(policy.model_dir)
+    return Finding("warn" if remedy else "ok", f"tokenizer of {name}", text, remedy)
 
 
 def _undeclared_end(model_dir: Path) -> str:
@@ -187,44 +127,39 @@ def _undeclared_end(model_dir: Path) -> str:
     )
 
 
-def _ids(stop_ids: frozenset[int]) -> str:
-    return ("token " if len(stop_ids) == 1 else "tokens ") + ", ".join(map(str, sorted(stop_ids)))
+# --- GPUs, disk, and data ------------------------------------------------------------------------
 
 
-def _gpus(recipe: Recipe) -> Iterator[Finding]:
-    """Tells who uses which GPU, and what each trainer needs there."""
-    engine = recipe.rollout.engine
-    settings = [torch_settings(policy.train.backend) for policy in recipe.trained.values()]
-    if not any(map(_is_on_gpu, (engine, *settings))):
-        return
-    import torch
+def _check_gpus(examined: Examined) -> None:
+    """Says what each trainer needs on its GPUs."""
+    for name in examined.sound:
+        policy = examined.recipe.policies[name]
+        if policy.role == "trained" and _is_on_gpu(torch_settings(policy.train.backend)):
+            import torch
 
-    from astraflow.addons.doctor.gpu_memory import gpu_memory_finding, share_finding
-
-    yield found("users of GPUs", lambda: share_finding(recipe))
-    for name, policy in recipe.trained.items():
-        if _is_on_gpu(torch_settings(policy.train.backend)):
-            check = f"GPU memory of trainer-{name}"
-            yield found(check, lambda n=name, p=policy: gpu_memory_finding(n, p, torch.cuda.device_count()))
+            args = (name, policy, torch.cuda.device_count())
+            examined.collect(f"GPU memory of trainer-{name}", gpu_memory_finding, *args)
 
 
 def _is_on_gpu(config: object) -> bool:
     return isinstance(config, TorchEngineConfig | TorchBackendConfig) and config.device.startswith("cuda")
 
 
-def _disk(recipe: Recipe, run_dir: Path) -> Finding:
+def _check_disk(examined: Examined) -> Finding:
     """Checks whether the run folder fits on the disk.
 
     The folder has the published versions, and the checkpoints with their two moments. Both include the one
     that is being written.
     """
+    recipe = examined.recipe
     # Bytes per parameter: 4 in a version, 12 in a checkpoint with its two moments.
     need = sum(
         num_parameters(policy.model_dir)
         * (4 * (recipe.weights.keep + 2) + 12 * (policy.train.keep_checkpoints + 1))
-        for policy in recipe.trained.values()
+        for name, policy in recipe.trained.items()
+        if name in examined.sound
     )
-    free = psutil.disk_usage(str(existing_parent(run_dir))).free
+    free = psutil.disk_usage(str(existing_parent(examined.run_dir))).free
     text = f"about {need / GIB:.2f} GiB for weights and checkpoints, of {free / GIB:.1f} GiB free"
     remedy = "choose another --run-dir, or keep fewer: weights.keep, train.keep_checkpoints"
     if need > free:
@@ -234,88 +169,97 @@ def _disk(recipe: Recipe, run_dir: Path) -> Finding:
     return Finding("ok", "disk of the run", text)
 
 
+def _check_data(examined: Examined) -> None:
+    """Shows the first task of each source."""
+    sources = examined.sources
+    for name, source in {**sources.train, **sources.eval}.items():
+        examined.collect(f"data of {name}", _data, name, source)
+
+
 def _data(name: str, source: TaskSource) -> Finding:
     task = source.task(0)
-    prompt = task.prompt if len(task.prompt) <= _SHOWN else f"{task.prompt[: _SHOWN - 3]}..."
-    answer = task.answer if len(task.answer) <= _SHOWN else f"{task.answer[: _SHOWN - 3]}..."
-    return Finding("ok", f"data of {name}", f"{len(source):,} tasks; {task.id}: {prompt!r} -> {answer!r}")
+    shown = f"{_cut(task.prompt)!r} -> {_cut(task.answer)!r}"
+    return Finding("ok", f"data of {name}", f"{len(source):,} tasks; {task.id}: {shown}")
 
 
-def _whole(recipe: Recipe) -> Finding:
-    recipe = check_recipe(recipe).recipe
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _check_tables(examined: Examined) -> Finding | None:
+    if examined.errors:
+        return None
     parts = [
         f"{name}: {p.train.steps} steps of {p.table.batch_groups} groups of {p.table.group_size}, "
         f"{make_limiter(p.table.limiter).max_tickets(p.table.sizes)} groups in flight"
-        for name, p in recipe.trained.items()
+        for name, p in examined.recipe.trained.items()
     ]
-    return Finding("ok", "recipe", f"{'; '.join(parts)}: the tables can be filled")
+    return Finding("ok", "tables", f"{'; '.join(parts)}: they can be filled")
 
 
-# --- a second of episodes -------------------------------------------------------------------------
+_ADVICE: Sequence[Check] = (
+    Check("threads", ("trial",), _check_threads),
+    Check("tokenizers", ("trial",), _check_tokenizers),
+    Check("GPU memory", ("trial",), _check_gpus),
+    Check("disk of the run", ("trial",), _check_disk),
+    Check("first tasks", ("trial",), _check_data),
+    Check("tables", ("trial",), _check_tables),
+)
+"""What `astraflow doctor` says besides the checks that a run makes."""
 
 
-@dataclass(slots=True)
-class _Trial:
-    """The results of the episodes so far: scores, and messages of those that failed."""
-
-    scores: list[float] = field(default_factory=list[float])
-    failures: list[str] = field(default_factory=list[str])
+# --- a few episodes -------------------------------------------------------------------------------
 
 
-async def _trial(recipe: Recipe, sources: OpenSources) -> Finding:
-    """Runs workflow, engine and reward for about a second."""
-    source = next(iter(sources.train.values()))
-    trial = _Trial()
+async def _try_engine(examined: Examined) -> Finding:
+    """Runs workflow, engine and reward, unless something is wrong or missing."""
+    if examined.errors:
+        return Finding("warn", _ENGINE, "not tried, because a check above failed")
+    if examined.unbuilt:
+        return Finding("warn", _ENGINE, "not tried, because a model is not downloaded yet")
+    try:
+        return await _try_episodes(examined.recipe, next(iter(examined.sources.train.values())))
+    except Error as err:
+        return Finding("fail", _ENGINE, str(err))
+
+
+async def _try_episodes(recipe: Recipe, source: TaskSource) -> Finding:
+    leases = [
+        Lease(
+            id=f"doctor.{number}",
+            kind="train",
+            group_id=0,
+            episode_idx=0,
+            attempt=0,
+            task=source.task(number % len(source)),
+            seed=number,
+        )
+        for number in range(_NUM_EPISODES)
+    ]
     async with (
         host_models(recipe, starting_weights(recipe)) as hosted,
         open_runner(recipe, hosted, num_scorers=1) as runner,
     ):
         began_s = time.perf_counter()
-        try:
-            async with asyncio.timeout(_TRIAL_LIMIT_S):
-                await _run_episodes(recipe, runner, source, trial)
-        except TimeoutError:
-            if not trial.scores:
-                trial.failures.append(f"no episode ended within {_TRIAL_LIMIT_S:.0f} s")
-        return _trial_finding(trial, hosted, time.perf_counter() - began_s)
-
-
-async def _run_episodes(recipe: Recipe, runner: EpisodeRunner, source: TaskSource, trial: _Trial) -> None:
-    numbers = count()
-    end_s = time.perf_counter() + _TRIAL_S
-
-    async def work() -> None:
-        while time.perf_counter() < end_s and not trial.failures:
-            number = next(numbers)
-            task = source.task(number % len(source))
-            lease = Lease(
-                id=f"doctor.{number}",
-                kind="train",
-                group_id=0,
-                episode_idx=0,
-                attempt=0,
-                task=task,
-                seed=number,
+        running = [asyncio.ensure_future(runner.run(lease)) for lease in leases]
+        done, late = await asyncio.wait(running, timeout=_LIMIT_S)
+        for task in late:
+            task.cancel()
+        seconds = time.perf_counter() - began_s
+        tokens = sum(policy.engine.capacity().generated_tokens for policy in hosted.values())
+        outcomes = [task.result().outcome for task in done]
+    scores: list[float] = []
+    for outcome in outcomes:
+        if not isinstance(outcome, Episode):
+            return Finding(
+                "fail", _ENGINE, f"an episode failed with {outcome.error_class}: {outcome.message}"
             )
-            outcome = (await runner.run(lease)).outcome
-            if isinstance(outcome, Episode):
-                trial.scores.append(outcome.score)
-            else:
-                trial.failures.append(f"{outcome.error_class}: {outcome.message}")
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(recipe.rollout.max_episodes):
-            group.create_task(work())
-
-
-def _trial_finding(trial: _Trial, hosted: Mapping[str, HostedPolicy], seconds: float) -> Finding:
-    if trial.failures:
-        return Finding("fail", _ENGINE, f"an episode failed with {trial.failures[0]}")
-    tokens = sum(policy.engine.capacity().generated_tokens for policy in hosted.values())
-    mean = sum(trial.scores) / len(trial.scores)
-    speed = f"{tokens / seconds:,.0f} tokens/s in one process"
-    text = f"{len(trial.scores)} episodes, {speed}, mean score {mean:.3f}"
-    if len(trial.scores) >= _ENOUGH and min(trial.scores) == max(trial.scores):
+        scores.append(outcome.score)
+    if not scores:
+        return Finding("fail", _ENGINE, f"no episode ended within {_LIMIT_S:.0f} s")
+    text = f"{len(scores)} episodes, {tokens / seconds:,.0f} tokens/s in one process, mean score "
+    text += f"{sum(scores) / len(scores):.3f}"
+    if len(scores) == _NUM_EPISODES and min(scores) == max(scores):
         remedy = "all scores are equal, so there may be nothing to learn: look at `astraflow try RECIPE`"
         return Finding("warn", _ENGINE, text, remedy)
     return Finding("ok", _ENGINE, text)

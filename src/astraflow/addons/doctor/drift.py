@@ -12,12 +12,12 @@ from pathlib import Path
 
 import xxhash
 
-from astraflow.addons.doctor.machine import Finding
 from astraflow.addons.one_process.in_process import run_in_process
 from astraflow.errors import ConfigError, DeadlineError
 from astraflow.protocols import Learner, StepResult, Write
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.engine_config import ModelEngineConfig
+from astraflow.run.checks import Finding
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig
 from astraflow.trainer.backend_factory import make_learner

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import msgspec
 
-from astraflow.addons.doctor.model_size import num_parameters
-from astraflow.errors import ConfigError, DataError
+from astraflow.addons.doctor.memory import known_parameters, rank_bytes
+from astraflow.errors import ConfigError
 from astraflow.processes.visible_gpus import VISIBLE, visible_names
 from astraflow.recipe.engine_memory import slot_bytes
-from astraflow.recipe.recipe import PolicyConfig, Recipe
+from astraflow.recipe.recipe import Recipe
 from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
+from astraflow.run.checks import Finding
 from astraflow.run.start_checks import ask_program, last_line
-from astraflow.trainer.backend_config import BackendVariant, torch_settings
+from astraflow.trainer.backend_config import torch_settings
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
 from astraflow.user_input.mistakes import hint
@@ -89,8 +90,8 @@ class GpuUser:
     unknown."""
 
 
-def check_devices(recipe: Recipe) -> None:
-    """Checks the recipe's devices.
+def check_devices(recipe: Recipe) -> Finding | None:
+    """Checks the recipe's devices, and says which processes use which GPU.
 
     Raises: ConfigError if a device is misspelled or is a GPU that this machine lacks, if processes share a
     GPU without stated shares, or if a GPU can't do its work.
@@ -114,6 +115,8 @@ def check_devices(recipe: Recipe) -> None:
         for label, gpu in zip(names, own.gpus, strict=False):
             _check_gpu(label, gpu, users.get(label, ()), own)
     _check_ranks(recipe, next(iter(found.values()), _Found()))
+    listed = [f"GPU {gpu}: {', '.join(user.name for user in own)}" for gpu, own in users.items()]
+    return Finding("ok", "users of GPUs", ", ".join(listed)) if listed else None
 
 
 def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
@@ -125,7 +128,7 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
         if backend is None or not backend.device.startswith("cuda"):
             continue
         first = int(backend.device.partition(":")[2] or 0)
-        num_bytes = _rank_bytes(policy)
+        num_bytes = rank_bytes(policy)
         for label in _labels(range(first, first + policy.train.local_ranks)):
             users.setdefault(label, []).append(GpuUser(f"trainer-{name}", num_bytes=num_bytes))
     engine = recipe.rollout.engine
@@ -137,7 +140,7 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
             gpus = gpus[number : number + 1] if lists else _labels([number])
             shares = (engine.gpu_share * len(recipe.policies),)
             size = 4.0 if engine.dtype == "float32" else 2.0
-            num_bytes = size * sum(_num_parameters(p.model_dir) for p in recipe.policies.values())
+            num_bytes = size * sum(known_parameters(p.model_dir) for p in recipe.policies.values())
             if engine.num_slots != "auto":  # otherwise the engine chooses by what is free
                 num_bytes += engine.num_slots * slot_bytes(recipe, with_evals=False)
         elif isinstance(engine, EngineVariant):
@@ -269,33 +272,6 @@ def _labels(gpus: Iterable[int | str]) -> list[str]:
     """GPUs as the driver knows them: each number is a position among those that this process sees."""
     names = visible_names()
     return [names[int(gpu)] if str(gpu).isdigit() and int(gpu) < len(names) else str(gpu) for gpu in gpus]
-
-
-def _rank_bytes(policy: PolicyConfig) -> float:
-    """Bytes that last for the whole run on a rank's GPU; adapters count as nothing. 0 if unknown."""
-    backend = policy.train.backend
-    if isinstance(backend, BackendVariant):
-        try:
-            own = backend.lasting_bytes(policy.train, policy.model_dir)
-        except (ConfigError, DataError):
-            return 0.0  # the backend's own check says what is wrong
-        if own is not None:
-            return sum(own.values())
-    settings = torch_settings(backend)
-    if settings is None:
-        return 0.0
-    averages = 0.0 if settings.offload_optimizer else 4.0 if settings.optimizer_state == "bfloat16" else 8.0
-    per_weight = 4.0 if settings.lora.rank else 8.0 + averages
-    num_parts = policy.train.ranks // policy.train.shard.replicate
-    return per_weight * _num_parameters(policy.model_dir) / num_parts
-
-
-def _num_parameters(model_dir: Path) -> int:
-    """The number of a model's parameters; 0 if it isn't there yet, or can't be read."""
-    try:
-        return num_parameters(model_dir)
-    except DataError:
-        return 0
 
 
 def _lack_text(lacking: Sequence[str], found: _Found) -> str:

@@ -9,60 +9,26 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
 import astraflow
-from astraflow.addons.sandbox.backends import BACKENDS, advice, tried_maker
-from astraflow.addons.sandbox.config import SandboxConfig
-from astraflow.errors import Error
-from astraflow.user_input.extras import install_command, install_hint, missing_module
+from astraflow.addons.doctor.memory import GIB
+from astraflow.run.checks import Finding
+from astraflow.user_input.extras import install_command
 
 __all__ = [
-    "GIB",
-    "Finding",
-    "Level",
-    "check_folder",
     "examine_machine",
     "existing_parent",
-    "found",
     "num_cores",
-    "sandbox_finding",
 ]
 
-Level = Literal["ok", "warn", "fail"]
-GIB = 2**30
 _LOW_MEMORY_GIB = 1.0
 _LOW_DISK_GIB = 1.0
 _NEEDED = ("torch", "transformers", "safetensors", "jinja2")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    level: Level
-    check: str
-    detail: str
-    remedy: str = ""
-
-
-def found(check: str, look: Callable[[], Finding]) -> Finding:
-    """Returns what `look` finds. An AstraFlow error or a missing extra is a failure that says what to do."""
-    try:
-        return look()
-    except Error as err:
-        return Finding("fail", check, str(err))
-    except ModuleNotFoundError as err:
-        if not (module := missing_module(err)):
-            raise
-        return Finding("fail", check, install_hint("this check", [module]))
 
 
 def examine_machine(run_dir: Path) -> Iterator[Finding]:
@@ -137,36 +103,6 @@ def _disk(run_dir: Path) -> Finding:
     return Finding("ok", "disk", text)
 
 
-async def sandbox_finding(*, is_needed: bool, has_agents: bool = False) -> Finding:
-    """Finds which backends of the sandbox can run a program here, and why the others can't. One is enough.
-
-    `has_agents` means that the recipe has agent programs, whose sandboxes need more from the machine.
-    """
-    programs = f"programs of a model {'and agent programs ' if has_agents else ''}"
-    works: list[str] = []
-    problems: list[str] = []
-    for backend in BACKENDS:
-        try:
-            tried = await tried_maker(backend, SandboxConfig(), for_agents=has_agents)
-        except Error as err:
-            tried = str(err)
-        if isinstance(tried, str):
-            problems.append(f"{backend}: {tried}")
-        else:
-            works.append(f"{backend} ({tried.weakness})" if tried.weakness else backend)
-    if not works:
-        remedy = (
-            f"{advice()}. Only rewards that run programs of a model, such as code_tests, and agents with "
-            "box: sandbox need one"
-        )
-        level = "fail" if is_needed or has_agents else "warn"
-        return Finding(
-            level, "sandbox", f"no sandbox works, so {programs}cannot run ({'; '.join(problems)})", remedy
-        )
-    spare = f"; the alternative is not needed ({'; '.join(problems)})" if problems else ""
-    return Finding("ok", "sandbox", f"{programs}run by {' or '.join(works)}{spare}")
-
-
 def _gpus() -> Finding:
     import torch
 
@@ -184,17 +120,3 @@ def existing_parent(path: Path) -> Path:
     """Returns the path if it exists, or the nearest folder above it that exists."""
     path = path.absolute()
     return path if path.exists() else existing_parent(path.parent)
-
-
-def check_folder(run_dir: Path) -> Finding:
-    """Checks whether a run could write its folder. Leaves nothing behind."""
-    folder = existing_parent(run_dir)
-    try:
-        with tempfile.NamedTemporaryFile(prefix=".astraflow-doctor-", dir=folder) as file:
-            file.write(b"doctor")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as err:
-        remedy = "choose a --run-dir that you may write to"
-        return Finding("fail", "run folder", f"{folder} cannot be written: {err.strerror}", remedy)
-    return Finding("ok", "run folder", f"{run_dir} can be written")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from astraflow.addons.experiments.results import RunResult, metric_rows, read_results
-from astraflow.addons.view.commands import fill
 from astraflow.addons.view.export import EPISODE_COLUMNS, exported
 from astraflow.addons.view.filters import filter_of
 from astraflow.addons.view.index import RunIndex
@@ -115,7 +114,7 @@ class Runs:
             if not (run.path / "journal").is_dir():
                 continue
             with RunIndex(run.path) as index:
-                fill(index)
+                index.fill()
                 yield run, index
 
     def _frame(self, rows: Iterable[Row], columns: Sequence[str]) -> Any:

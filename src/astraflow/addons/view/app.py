@@ -52,11 +52,11 @@ from starlette.routing import Route
 from astraflow.addons.experiments.recipe_lines import recipe_lines
 from astraflow.addons.view import timeline
 from astraflow.addons.view.episode import MAX_TOKENS, EpisodeView, episode_view
-from astraflow.addons.view.episode_file import episode_html
 from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
 from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.metric_lines import metric_lines
+from astraflow.addons.view.page_file import episode_file
 from astraflow.addons.view.ready import ready
 from astraflow.addons.view.runs import ShownRun, ShownRuns
 from astraflow.addons.view.said import said_in
@@ -269,9 +269,9 @@ class _Views:
 
     async def episode_file(self, request: Request) -> Response:
         view = await self._view(request)
-        file = await asyncio.to_thread(episode_html, view, self._run(request).name)
+        file = await asyncio.to_thread(episode_file, view, self._run(request).name)
         headers = {**PAGE_HEADERS, "content-disposition": 'attachment; filename="episode.html"'}
-        return Response(file.encode("utf-8", "replace"), headers=headers, media_type="text/html")
+        return Response(file, headers=headers, media_type="text/html")
 
     async def _view(self, request: Request) -> EpisodeView:
         """Reads the episode that a request names. Raises: HTTPException if there is none."""

@@ -122,8 +122,9 @@ def view(  # size: one parameter per option, each with its help
     `astraflow view https://far:8000 --run-token-file viewer`.
     """
     from astraflow.addons.view.commands import show_page
+    from astraflow.addons.view.lazy_viewer import DEFAULT_PORT
     from astraflow.addons.view.remote import RemoteRun
-    from astraflow.addons.view.server import DEFAULT_PORT, Viewing
+    from astraflow.addons.view.server import Viewing
     from astraflow.errors import ConfigError
     from astraflow.user_input.user_files import read_token
 
@@ -165,17 +166,19 @@ def top(
         Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
     ] = None,
 ) -> None:
-    """Show a run's state and newest episodes in the full terminal. `q` quits, `space` pauses.
+    """Show the live screen of a run that is running. Ctrl-C quits.
 
     Example: `astraflow top runs/quickstart`.
     """
+    from rich.console import Console
+
+    from astraflow.addons.view.top import show_top
     from astraflow.errors import ConfigError
 
-    try:
-        from astraflow.addons.view.top import Top
-    except ImportError as err:
-        raise ConfigError('`astraflow top` needs a package: pip install "astraflow[top]"') from err
-    Top(where, token_file, every_s=every_s).run()
+    console = Console()
+    if not console.is_terminal:
+        raise ConfigError("`astraflow top` draws in a terminal; elsewhere, use `astraflow status`")
+    show_top(where, token_file, console, every_s=every_s)
 
 
 def traces(

@@ -5,7 +5,6 @@ import contextlib
 import signal
 import sqlite3
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,15 +12,16 @@ from pathlib import Path
 from rich.console import Console
 
 from astraflow.addons.view.episode import EpisodeView, episode_view
-from astraflow.addons.view.episode_file import episode_html
 from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
-from astraflow.addons.view.html_report import ReportedRun, html_report
 from astraflow.addons.view.index import RunIndex, run_id_of
+from astraflow.addons.view.lazy_viewer import free_listener
 from astraflow.addons.view.otlp import Collector
+from astraflow.addons.view.page_file import episode_file
 from astraflow.addons.view.remote import RemoteRun
+from astraflow.addons.view.report import report_file
 from astraflow.addons.view.search import EpisodeDict
-from astraflow.addons.view.server import Viewing, free_listener, new_token, serve
+from astraflow.addons.view.server import Viewing, new_token, serve
 from astraflow.addons.view.terminal import print_episode, print_table
 from astraflow.addons.view.token_text import TokenText
 from astraflow.addons.view.trace_export import TraceExport, follow
@@ -34,7 +34,6 @@ from astraflow.user_input.mistakes import hint
 __all__ = [
     "Output",
     "check_run",
-    "fill",
     "save_episode",
     "send_traces",
     "show_episode",
@@ -45,8 +44,6 @@ __all__ = [
 
 _FORMATS = ("table", "jsonl", "parquet")
 _PLAIN_WIDTH = 180
-_PAUSE_S = 0.2
-"""Time between two checks of an index that another process is filling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +63,6 @@ def check_run(run_dir: Path) -> None:
         raise DataError(f"{run_dir} is not a run folder: it has no journal; pass for example runs/quickstart")
 
 
-def fill(index: RunIndex) -> None:
-    """Fills the index completely, or waits until another process has."""
-    while not index.refresh():
-        time.sleep(_PAUSE_S)
-
-
 def show_episodes(run_dir: Path, filters: Mapping[str, str], output: Output) -> None:
     """Prints or writes the episodes that pass all filters. Raises: ConfigError, DataError, OSError."""
     wanted = filter_of(filters)
@@ -85,7 +76,7 @@ def show_episodes(run_dir: Path, filters: Mapping[str, str], output: Output) -> 
             raise ConfigError("--format parquet writes a file; name it with --out")
     check_run(run_dir)
     with RunIndex(run_dir) as index:
-        fill(index)
+        index.fill()
         with contextlib.closing(index.reader()) as database:
             _print_notes(database)
             _write(database, index, wanted, output)
@@ -99,7 +90,7 @@ def show_episode(run_dir: Path, episode_id: int) -> None:
 def save_episode(run_dir: Path, episode_id: int, out: Path) -> None:
     """Writes one episode as an HTML file. Raises: DataError if no episode has this id; OSError."""
     view = _read_episode(run_dir, episode_id)
-    write_atomic(out, episode_html(view, run_dir.resolve().name).encode("utf-8", "replace"))
+    write_atomic(out, episode_file(view, run_dir.resolve().name))
     sys.stderr.write(f"wrote {out}\n")
 
 
@@ -107,7 +98,7 @@ def _read_episode(run_dir: Path, episode_id: int) -> EpisodeView:
     """Reads one episode in full. Raises: DataError if no episode has this id."""
     check_run(run_dir)
     with RunIndex(run_dir) as index:
-        fill(index)
+        index.fill()
         with contextlib.closing(index.reader()) as database:
             view = episode_view(database, index.folder, TokenText(index.folder), episode_id)
     if view is None:
@@ -160,7 +151,7 @@ def _write_lines(rows: Iterable[EpisodeDict], out: Path | None) -> int:
 def show_page(
     roots: Sequence[Path], viewing: Viewing, *, remotes: Sequence[RemoteRun] = (), is_port_named: bool
 ) -> None:
-    """Serves the page until it is interrupted. Raises: ConfigError, DataError."""
+    """Serves the page until it is interrupted. Raises: ConfigError, DataError, OSError."""
     for root in roots:
         if not root.is_dir():
             raise DataError(f"{root} is not a folder; pass run folders, or a folder of them, e.g. runs")
@@ -193,18 +184,9 @@ def send_traces(run_dir: Path, endpoint: str, *, every: int, until_end: bool, he
 
 def write_report(run_dirs: Sequence[Path], out: Path) -> None:
     """Writes the report on some runs to a file. Raises: DataError, OSError."""
-    with contextlib.ExitStack() as opened:
-        runs: list[ReportedRun] = []
-        for run_dir in run_dirs:
-            check_run(run_dir)
-            index = opened.enter_context(RunIndex(run_dir))
-            fill(index)
-            name = run_dir.resolve().name
-            if name in {run.name for run in runs}:
-                name = str(run_dir)
-            database = opened.enter_context(contextlib.closing(index.reader()))
-            runs.append(ReportedRun(name, index.folder, database))
-        write_atomic(out, html_report(runs).encode("utf-8", "replace"))
+    for run_dir in run_dirs:
+        check_run(run_dir)
+    write_atomic(out, report_file(run_dirs))
     sys.stderr.write(f"wrote {out}\n")
 
 

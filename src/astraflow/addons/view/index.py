@@ -1,8 +1,7 @@
-"""The index of one run folder, which one process fills step by step from the journal and `metrics.jsonl`.
+"""The index of one run folder, which one process fills step by step from the journal.
 
     journal/segments  ->  episodes, groups, happenings, versions   (`Booker`)
     journal.sqlite    ->  texts of kept messages, busy spans
-    metrics.jsonl     ->  metrics
 
 The run folder is only read, except for its subfolder `view/`. If that folder isn't writable, the index is a
 temporary file. Several processes may show the same run: the one that holds the lock fills the index, and all
@@ -34,19 +33,15 @@ from astraflow.addons.view.tables_copy import TablesCopy
 from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.records import decode_plan
 from astraflow.dataflow.journal.segments import RECORDS
-from astraflow.errors import DataError, Error, JournalError
+from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.types.bounds import SignedInt
-from astraflow.user_input.user_files import read_part
 
 __all__ = ["RunIndex", "run_id_of"]
 
+_PAUSE_S = 0.2
+"""Time between two checks of an index that another process is filling."""
 _FLUSH_ROWS = 20_000
 """Number of rows per transaction."""
-_MAX_PART_BYTES = 64 * 1024 * 1024
-"""Bytes of `metrics.jsonl` per reading."""
-_MAX_LINE_BYTES = 1024 * 1024
-"""A longer line of `metrics.jsonl` is not a row."""
 
 
 class RunIndex:
@@ -90,6 +85,11 @@ class RunIndex:
         finally:
             self.is_begun = True
 
+    def fill(self) -> None:
+        """Fills the index completely, or waits until another process has."""
+        while not self.refresh():
+            time.sleep(_PAUSE_S)
+
     def _refresh_if_mine(self, deadline_s: float) -> bool:
         with self._lock() as is_mine:
             if not is_mine:
@@ -99,8 +99,10 @@ class RunIndex:
             for _ in range(2):
                 try:
                     return self._refresh(deadline_s)
-                except (sqlite3.DatabaseError, _StaleIndexError):
+                except (sqlite3.DatabaseError, _StaleIndexError) as err:
                     self._forget()
+                    if _is_trouble(err):
+                        raise
                     self._delete()
             return self._refresh(deadline_s)
 
@@ -156,6 +158,26 @@ class _StaleIndexError(Exception):
     """The index belongs to another version or run, or was made from another log."""
 
 
+_TROUBLE = frozenset(
+    [
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    ]
+)
+"""What a new index would meet as well, such as a full disk."""
+
+
+def _is_trouble(err: Exception) -> bool:
+    """Whether the machine is at fault rather than the index."""
+    return getattr(err, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _TROUBLE
+
+
 class _Filling:
     """An index that is open for filling."""
 
@@ -200,7 +222,6 @@ class _Filling:
 
     def refresh(self, deadline_s: float) -> bool:
         """Adds what is new until the deadline; returns whether the index is complete."""
-        self._take_metrics()  # first, so that curves don't wait for the episodes
         is_complete = self._follow_log(deadline_s)
         if is_complete:
             self._note_now("tables", self._copy.take())
@@ -278,47 +299,6 @@ class _Filling:
             return {}
         self._note_now("recipe", [])
         return {name: Advantages(name, policy.table) for name, policy in recipe.trained.items()}
-
-    # --- metrics.jsonl ---
-
-    def _take_metrics(self) -> None:
-        """Adds the new complete lines of `metrics.jsonl`, or all lines if the file became shorter."""
-        offset = int(self._meta("metrics_offset") or 0)
-        path = self._folder.metrics
-        try:
-            is_new = path.exists() and path.stat().st_size < offset
-            data = read_part(path, "metrics", 0 if is_new else offset, max_bytes=_MAX_PART_BYTES)
-        except (DataError, OSError) as err:
-            self._note_now("metrics", [f"the curves are incomplete: {err}"])
-            return
-        if not data and not is_new:
-            return
-        whole = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
-        if not whole and len(data) == _MAX_PART_BYTES:
-            whole = [data]  # too long to be a line
-        rows = [row for line in whole if (row := self._metric_row(line)) is not None]
-        self._database.execute("BEGIN IMMEDIATE")
-        if is_new:
-            self._database.execute("DELETE FROM metrics")
-            offset = 0
-        query = "INSERT INTO metrics (kind, policy, step, at_s, columns) VALUES (?, ?, ?, ?, ?)"
-        self._database.executemany(query, rows)
-        self._set_meta("metrics_offset", str(offset + sum(map(len, whole))))
-        self._database.execute("COMMIT")
-
-    def _metric_row(self, line: bytes) -> tuple[str, str, int, float, str] | None:
-        """Parses a line as a row of `metrics`; returns None and adds a note if it isn't one."""
-        try:
-            if len(line) > _MAX_LINE_BYTES:
-                raise ValueError("it is too long")
-            columns = msgspec.json.decode(line, type=dict[str, object])
-            step = msgspec.convert(columns["step"], SignedInt)
-            at_s = msgspec.convert(columns["at_s"], float, strict=False)
-            text = msgspec.json.encode(columns).decode()
-            return str(columns["kind"]), str(columns["policy"]), step, at_s, text
-        except (ValueError, KeyError, msgspec.MsgspecError, RecursionError) as err:
-            self.note(f"a line of metrics.jsonl is not a row: {err}")
-            return None
 
     # --- meta ---
 

@@ -23,6 +23,7 @@ class LateSummary:
         self._of = -1.0
         """When the `run.json` was written whose end is summarized here."""
         self._summary: Summary | None = None
+        self._thread: threading.Thread | None = None
         self.problem = ""
         """Why the summary can't be computed; empty as long as it may be."""
 
@@ -39,8 +40,17 @@ class LateSummary:
                 self._of = written_s
                 self._summary = None
                 self.problem = ""
-                threading.Thread(target=self._compute, args=(written_s,), name="summary", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=self._compute, args=(written_s,), name="summary", daemon=True
+                )
+                self._thread.start()
             return self._summary
+
+    def wait(self) -> None:
+        """Returns once the summary is known or can't be computed. Raises: DataError, as `now` does."""
+        self.now()
+        if self._thread is not None:
+            self._thread.join()
 
     def _compute(self, written_s: float) -> None:
         summary: Summary | None = None

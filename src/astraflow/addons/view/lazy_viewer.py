@@ -23,11 +23,11 @@ from astraflow.service.kept_process import Care, KeptProcess
 from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE
 from astraflow.service.readable import until_readable
 
-__all__ = ["LazyViewer", "make_viewer"]
+__all__ = ["DEFAULT_PORT", "LazyViewer", "free_listener", "make_viewer"]
 
 _HOST = "127.0.0.1"
-_PORT = 7433
-"""The preferred port, so that a link to the page stays valid. If it is taken, any free port is used."""
+DEFAULT_PORT = 7433
+"""Used if it is free and no other port is given, so that a link to the page stays valid."""
 _PAUSE_S = 2.0
 """Pause before a viewer is restarted, so that a viewer that fails immediately doesn't occupy a CPU."""
 _GRACE_S = 1.0
@@ -46,7 +46,7 @@ class LazyViewer(RunPage):
 
     async def open(self, note: Callable[[str], None]) -> None:
         """Starts to listen. Raises: OSError if no loopback port can be bound."""
-        listener = self._stack.enter_context(_make_listener())
+        listener = self._stack.enter_context(free_listener(_HOST, DEFAULT_PORT))
         self.url = f"http://{_HOST}:{listener.getsockname()[1]}"
         task = asyncio.create_task(self._serve(listener), name="lazy viewer")
         self._stack.push_async_callback(_cancel, task)
@@ -97,21 +97,25 @@ class LazyViewer(RunPage):
             log.write(f"{text}\n")
 
 
-def _make_listener() -> socket.socket:
-    """Binds a listening socket on loopback. Raises: OSError if no port can be bound."""
-    for port in (_PORT, 0):
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def free_listener(host: str, port: int) -> socket.socket:
+    """Opens a socket that listens on the port or, if that is taken, on a free one.
+
+    Raises: OSError if no port of the host can be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in (port, 0):
+        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `HttpServer` does
         try:
-            listener.bind((_HOST, port))
+            listener.bind((host, candidate))
+            listener.listen()
         except OSError:
             listener.close()
             continue
-        listener.listen()
         listener.setblocking(False)
         return listener
-    raise OSError(f"no port of {_HOST} can be bound")
+    raise OSError(f"no port of {host} can be bound; is it an address of this machine?")
 
 
 def _environment() -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from astraflow.dataflow.client import DataflowClient
-from astraflow.report.overview import RATE_STEPS, RunOverview
+from astraflow.report.overview import RATE_STEPS
 from astraflow.types import EvalRecord, StatusReply, StepRecord
 
 __all__ = ["Recent", "recent_of"]
@@ -31,15 +31,6 @@ class Recent:
     def earliest_s(self, now_s: float) -> float:
         """Returns the time of the earliest known step or evaluation; `now_s` if there is none."""
         return min((record.at_s for record in (*self.steps, *self.evals)), default=now_s)
-
-    def overview(self, status: StatusReply, *, name: str, where: str, started_s: float) -> RunOverview:
-        """Combines these records with the run's status into an overview."""
-        state = RunOverview(name, where, started_s, status=status)
-        for record in self.evals:
-            state.add_eval(record)
-        for record in self.steps:
-            state.add_step(record)
-        return state
 
 
 async def recent_of(client: DataflowClient, status: StatusReply) -> Recent:

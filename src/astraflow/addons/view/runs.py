@@ -16,6 +16,7 @@ from astraflow.addons.view.late_summary import LateSummary
 from astraflow.addons.view.remote import RemoteRun
 from astraflow.addons.view.sweeps import ShownSweep
 from astraflow.addons.view.token_text import TokenText
+from astraflow.errors import Error
 from astraflow.recipe.run_folder import RunFolder
 
 __all__ = ["ShownRun", "ShownRuns"]
@@ -96,27 +97,28 @@ class ShownRuns:
 
     def _look(self) -> None:
         """Adds the runs and sweeps that are new."""
-        for path in self._remotes:
-            self._add_run(path, "")
-        for root in self._roots:
-            is_shown_itself = _is_run(root) or _is_sweep(root)
-            for path in [root] if is_shown_itself else _folders_in(root):
-                if _is_run(path):
-                    self._add_run(path, "")
-                elif _is_sweep(path):
-                    self._add_sweep(path)
+        found = dict.fromkeys(self._remotes, "")
+        places = [path for root in self._roots for path in _places_at(root)]
+        for path in places:
+            if _is_run(path):
+                found.setdefault(path, "")
+            elif _is_sweep(path):
+                name = self._name_of_sweep(path)
+                members = filter(_is_run, _folders_in(path))
+                found = {**dict.fromkeys(members, name), **found}
+        new = [path for path in found if path not in self._runs]
+        if len(self._runs) + len(new) > _MAX_RUNS:  # folders that can't be read must not crowd out others
+            new.sort(key=_is_unreadable)
+        for path in new[: max(0, _MAX_RUNS - len(self._runs))]:
+            self._add_run(path, found[path])
 
-    def _add_sweep(self, path: Path) -> None:
+    def _name_of_sweep(self, path: Path) -> str:
         if path not in self._sweeps:
             taken = {sweep.name for sweep in self._sweeps.values()}
             self._sweeps[path] = ShownSweep(_free_name(path.name, taken), path)
-        for member in _folders_in(path):
-            if _is_run(member):
-                self._add_run(member, self._sweeps[path].name)
+        return self._sweeps[path].name
 
     def _add_run(self, path: Path, sweep: str) -> None:
-        if path in self._runs or len(self._runs) >= _MAX_RUNS:
-            return
         remote = self._remotes.get(path)
         name = remote.url.partition("://")[2] if remote else path.name
         # Members of several sweeps have the same names of folders.
@@ -145,6 +147,10 @@ def _free_name(wanted: str, taken: Collection[str]) -> str:
     return name
 
 
+def _places_at(root: Path) -> list[Path]:
+    return [root] if _is_run(root) or _is_sweep(root) else _folders_in(root)
+
+
 def _folders_in(root: Path) -> list[Path]:
     """Returns the folders in a folder; none if it can't be read. `realpath` accepts links in a circle."""
     try:
@@ -156,6 +162,14 @@ def _folders_in(root: Path) -> list[Path]:
 
 def _is_run(path: Path) -> bool:
     return os.path.isdir(path / "journal") or os.path.lexists(path / "run.json")
+
+
+def _is_unreadable(path: Path) -> bool:
+    try:
+        RunFolder(path).load_record()
+    except (Error, OSError):
+        return True
+    return False
 
 
 def _is_sweep(path: Path) -> bool:

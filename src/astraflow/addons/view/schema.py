@@ -1,8 +1,8 @@
 """The index of a run: its tables, its version, and how it is opened.
 
-The index is a SQLite file in the run folder, `view/index.sqlite`. Everything in it comes from the journal and
-`metrics.jsonl`, so you can delete it at any time. It is rebuilt if it is damaged, or if it belongs to another
-version of AstraFlow or to another run.
+The index is a SQLite file in the run folder, `view/index.sqlite`. Everything in it comes from the journal, so
+you can delete it at any time. It is rebuilt if it is damaged, or if it belongs to another version of
+AstraFlow or to another run.
 """
 
 import sqlite3
@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["EVAL", "INDEX_VERSION", "TRAIN", "create", "open_to_fill", "open_to_read"]
 
-INDEX_VERSION = 4
+INDEX_VERSION = 5
 """Increase this number whenever the tables or their contents change."""
 
 TRAIN = 0
@@ -41,9 +41,6 @@ CREATE TABLE versions (
     policy TEXT NOT NULL, version INTEGER NOT NULL, step INTEGER NOT NULL, at_s REAL NOT NULL,
     kind TEXT NOT NULL, base INTEGER NOT NULL, fetched_bytes INTEGER NOT NULL, full_bytes INTEGER NOT NULL,
     shortcut_bytes INTEGER NOT NULL, chunks INTEGER NOT NULL, PRIMARY KEY (policy, version)) WITHOUT ROWID;
-CREATE TABLE metrics (
-    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, policy TEXT NOT NULL, step INTEGER NOT NULL,
-    at_s REAL NOT NULL, columns TEXT NOT NULL);
 CREATE TABLE spans (
     id INTEGER PRIMARY KEY, source TEXT NOT NULL, kind TEXT NOT NULL, start_s REAL NOT NULL,
     end_s REAL NOT NULL);

@@ -24,10 +24,8 @@ from astraflow.service.loopback import is_loopback
 from astraflow.service.server import HttpServer, TokenAuth
 from astraflow.service.web_guard import WebRules
 
-__all__ = ["DEFAULT_PORT", "Viewing", "free_listener", "new_token", "serve"]
+__all__ = ["Viewing", "new_token", "serve"]
 
-DEFAULT_PORT = 7433
-"""Used if it is free and no other port is given, so that a link to the page stays valid."""
 _LOOK_EVERY_S = 5.0
 
 
@@ -58,24 +56,6 @@ class _LastAsked:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.at_s = time.monotonic()
         await self._app(scope, receive, send)
-
-
-def free_listener(host: str, port: int) -> socket.socket:
-    """Opens a socket that listens on the port or, if that is taken, on a free one. Raises: ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for candidate in (port, 0):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `HttpServer` does
-        try:
-            listener.bind((host, candidate))
-            listener.listen()
-        except OSError:
-            listener.close()
-            continue
-        listener.setblocking(False)
-        return listener
-    raise ConfigError(f"the viewer cannot listen on {host}: is it an address of this machine?")
 
 
 async def serve(

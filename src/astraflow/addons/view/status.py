@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -97,8 +97,19 @@ class RunStatus(Item, frozen=True, kw_only=True):
         """Makes an overview of a run whose dataflow answers."""
         assert self.dataflow is not None
         began_s = self.dataflow.now_s - self.elapsed_s
-        recent = Recent(self.steps, self.evals)
-        return recent.overview(self.dataflow, name=self.name, where=self.where, started_s=began_s)
+        run = RunOverview(
+            self.name,
+            self.where,
+            began_s,
+            status=self.dataflow,
+            services=_service_states(self.services, 0.0),
+            alarms=self.alarms,
+        )
+        for evaluation in self.evals:
+            run.add_eval(evaluation)
+        for step in self.steps:
+            run.add_step(step)
+        return run
 
 
 def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -> int:
@@ -184,7 +195,7 @@ async def _status_of_running(
         alarms=_alarms(record, folder, reply, recent, failure),
         services=record.services,
         pool=record.pool,
-        waits=waits_text(reply, _service_states(record, 0.0)) if reply else (),
+        waits=waits_text(reply, _service_states(record.services, 0.0)) if reply else (),
         dataflow=reply,
         steps=recent.steps,
         evals=recent.evals,
@@ -243,7 +254,7 @@ def _alarms(
     snapshot = RunSnapshot(
         now_s=reply.now_s if reply else now_s,
         status=reply,
-        services=_service_states(record, old_s),
+        services=_service_states(record.services, old_s),
         steps=recent.by_policy,
         unanswered_s=max(_DEADLINE_S, old_s) if failure else 0.0,
         unanswered_reason=failure,
@@ -253,7 +264,7 @@ def _alarms(
     return alarms_now(snapshot, record.alarms if not is_old else ())
 
 
-def _service_states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]:
+def _service_states(services: Sequence[ServiceRecord], old_s: float) -> tuple[ServiceState, ...]:
     """Returns the processes as the launcher saw them `old_s` seconds ago."""
     return tuple(
         ServiceState(
@@ -267,7 +278,7 @@ def _service_states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]
             trouble=service.trouble,
             is_starved=service.is_starved,
         )
-        for service in record.services
+        for service in services
     )
 
 
@@ -278,18 +289,16 @@ def _print(status: RunStatus) -> None:
         return
     for alarm in status.alarms:
         console.print(Text(printable(alarm.text), style="bold red"), soft_wrap=True)
-    states = _service_states(RunRecord(name=status.name, services=status.services), 0.0)
+    services = services_text(_service_states(status.services, 0.0))
     if status.dataflow is None:
         console.print(f"{status.where} is {status.state}, but its dataflow does not answer", highlight=False)
-        console.print(services_text(states))
+        console.print(services)
         return
-    overview = status.overview()
-    overview.services = states
     pool = f"pool: {status.pool}" if status.pool else ""
     progress = _progress_text(status.progress) if status.progress else ""
-    for line in filter(None, (*status_lines(overview, status.dataflow), pool, progress)):
+    for line in filter(None, (*status_lines(status.overview(), status.dataflow), pool, progress)):
         console.print(Text(printable(line)), soft_wrap=True)
-    console.print(services_text(states))
+    console.print(services)
 
 
 def _progress_text(progress: ProgressTotals) -> str:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from astraflow.addons.doctor.gpu_checks import check_devices, check_shared_memory, check_shares, gpu_users
-from astraflow.addons.doctor.gpu_memory import gpu_memory_finding, share_finding
+from astraflow.addons.doctor.memory import gpu_memory_finding
 from astraflow.errors import ConfigError
 from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.recipe.recipe import Recipe, load_recipe
@@ -120,7 +120,7 @@ def test_servers_for_evaluation_need_a_share_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["math/1.7b", "math/8b", "math-multi-agent/8b", "code-multi-agent/1.7b"])
 def test_the_recipes_state_their_shares(name: str) -> None:
     recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml")
-    assert share_finding(recipe).level == "ok"
+    check_shares(gpu_users(recipe))
 
 
 def test_ranks_need_more_shared_memory_than_a_container_has(

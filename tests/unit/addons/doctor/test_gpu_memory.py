@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from astraflow.addons.doctor.gpu_memory import gpu_memory_finding, rank_need
+from astraflow.addons.doctor.memory import gpu_memory_finding, rank_need
 from astraflow.recipe.recipe import PolicyConfig
 from drivers.engine_models import make_random_model
 from drivers.gpu_recipes import gpu_recipe

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from astraflow.addons.doctor.model_size import num_parameters
+from astraflow.addons.doctor.memory import num_parameters
 from astraflow.addons.megatron.checks import check_megatron
 from astraflow.addons.megatron.memory import rank_need
 from astraflow.addons.megatron.shape import read_shape

@@ -4,6 +4,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from astraflow.addons.view import schema
 from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import filter_of
 from astraflow.addons.view.index import RunIndex
@@ -194,40 +197,6 @@ def test_a_place_that_cannot_be_a_folder_gives_a_temporary_index(tmp_path: Path)
     assert any("temporary" in note for note in notes_of(tmp_path))
 
 
-def test_metrics_are_taken_line_by_line(tmp_path: Path) -> None:
-    run = RunWriter(tmp_path)
-    run.close()
-    path = tmp_path / "metrics.jsonl"
-    line = b'{"kind":"step","policy":"actor","step":1,"version":1,"at_s":5.0,"loss":0.5}\n'
-    path.write_bytes(line + b'{"kind":"step","pol')
-    with RunIndex(tmp_path) as index:
-        index.refresh()
-        path.write_bytes(line + line.replace(b'"step":1', b'"step":2') + b"no json\n")
-        index.refresh()
-        with contextlib.closing(index.reader()) as database:
-            assert [row[0] for row in database.execute("SELECT step FROM metrics")] == [1, 2]
-    assert any("metrics.jsonl is not a row" in note for note in notes_of(tmp_path))
-
-
-def test_metrics_do_not_wait_for_the_episodes(tmp_path: Path) -> None:
-    run = RunWriter(tmp_path, segment_bytes=1 << 10)
-    for group in range(40):
-        run.group(group, [0.0, 1.0])
-        run.flush()
-    run.close()
-    line = b'{"kind":"step","policy":"actor","step":%d,"version":1,"at_s":5.0,"loss":0.5}\n'
-    (tmp_path / "metrics.jsonl").write_bytes(b"".join(line % step for step in range(300)))
-    with RunIndex(tmp_path) as index:
-        assert not index.refresh(longest_s=0.0)
-        with contextlib.closing(index.reader()) as database:
-            first = database.execute("SELECT id, step FROM metrics ORDER BY id").fetchall()
-            assert database.execute("SELECT count(*) FROM episodes").fetchone()[0] < 80
-        assert index.refresh()
-        with contextlib.closing(index.reader()) as database:
-            assert database.execute("SELECT id, step FROM metrics ORDER BY id").fetchall() == first
-    assert [row[1] for row in first] == list(range(300))
-
-
 def test_a_missing_database_leaves_the_episodes(tmp_path: Path) -> None:
     run = RunWriter(tmp_path)
     run.group(0, [1.0])
@@ -304,3 +273,19 @@ def test_each_filter_is_counted_under_the_values_of_the_others(tmp_path: Path) -
     assert counted(tmp_path, reward="1..")["kind"] == {"train": 1}
     assert counted(tmp_path, reward="0.3..0.6")["kind"] == {"train": 6}
     assert counted(tmp_path, kind="eval")["fate"] == {}
+
+
+def test_an_index_that_another_program_locks_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "_BUSY_TIMEOUT_S", 0.01)
+    run = RunWriter(tmp_path)
+    run.group(0, [0.0])
+    run.close()
+    assert len(rows_of(tmp_path)) == 1
+    path = tmp_path / "view" / "index.sqlite"
+    before = path.stat().st_ino
+    with contextlib.closing(sqlite3.connect(path)) as other, RunIndex(tmp_path) as index:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            index.refresh()
+    assert path.stat().st_ino == before

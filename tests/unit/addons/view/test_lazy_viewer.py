@@ -59,7 +59,7 @@ async def test_the_page_is_there_before_the_viewer(listener: socket.socket) -> N
                     assert reply.headers["content-type"] == media
                     assert PAGE_HEADERS.items() <= {k.lower(): v for k, v in reply.headers.items()}.items()
                     assert await reply.read() == content
-            for path in ("/assets/../lazy_viewer.py", "/assets/report.css", "//example.org/api/"):
+            for path in ("/assets/../lazy_viewer.py", "/assets/index.html", "//example.org/api/"):
                 async with session.get(URL(url + path, encoded=True), allow_redirects=False) as reply:
                     assert reply.status == 404
         silent.close()

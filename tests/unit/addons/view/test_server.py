@@ -1,6 +1,7 @@
 import socket
 
-from astraflow.addons.view.server import free_listener, new_token
+from astraflow.addons.view.lazy_viewer import free_listener
+from astraflow.addons.view.server import new_token
 
 
 def test_a_taken_port_is_replaced_and_answers_are_sent_at_once() -> None:
