@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from astraflow.addons.view.recent import recent_of
+from astraflow.addons.view.status import RunStatus
 from astraflow.addons.view.status_lines import status_lines
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
@@ -19,9 +20,16 @@ async def test_a_viewer_that_comes_late_sees_time_reward_and_rate(tmp_path: Path
         status = await run.client.status()
         recent = await recent_of(run.client, status)
     assert [record.number for record in recent.steps] == [1, 2, 3]
-    now_s = status.now_s
-    run = recent.overview(status, name="n", where="runs/n", started_s=now_s - 75.0)
-    head, actor, *_ = status_lines(run, status)
+    shown = RunStatus(
+        where="runs/n",
+        name="n",
+        state="running",
+        elapsed_s=75.0,
+        dataflow=status,
+        steps=recent.steps,
+        evals=recent.evals,
+    )
+    head, actor, *_ = status_lines(shown.overview(), status)
     assert "running  1:15  runs/n" in head
     assert actor.startswith("actor step 3/9: reward 0.500")
     assert "committed 0 tok/s" not in actor

@@ -134,10 +134,7 @@ def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
 
 
 def steps_done(journal: Path) -> dict[str, int]:
-    """Returns the number of committed steps of each policy, from the tables of a journal folder.
-
-    The result is empty if there is no journal. After a crash, the tables may lack the newest steps until the
-    run is resumed.
+    """Returns the number of committed steps of each policy in a journal folder; empty if there is none.
 
     Raises: JournalError if the journal cannot be read.
     """

@@ -497,13 +497,14 @@ CHECKS: Sequence[Check] = (
     Check("data", _WHOLE, _open_sources),
     Check("rewards", _WHOLE, _check_answers),
     Check("tasks", _WHOLE, _check_fits_workflow),
+    # `auto` stays open for a run that is resumed, whose own numbers count.
+    Check("run folder", ("folder",), check_run_folder),
     Check("numbers in place of auto", _WHOLE, _find_numbers),
 )
 """The checks in the order in which they are made. Those of packages and of the machine follow."""
 
 _LAST: Sequence[Check] = (
     Check("engine on this machine", _PARTS, check_engine),
-    Check("run folder", ("folder",), check_run_folder),
     Check("ports", ("folder",), check_addresses),
     Check("certificates", ("folder",), check_certificates),
 )

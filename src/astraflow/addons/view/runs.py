@@ -105,7 +105,7 @@ class ShownRuns:
             elif _is_sweep(path):
                 name = self._name_of_sweep(path)
                 members = filter(_is_run, _folders_in(path))
-                found = {**dict.fromkeys(members, name), **found}
+                found |= {member: name for member in members if member not in found}
         new = [path for path in found if path not in self._runs]
         if len(self._runs) + len(new) > _MAX_RUNS:  # folders that can't be read must not crowd out others
             new.sort(key=_is_unreadable)

@@ -464,11 +464,8 @@ class Journal:
             self._durable_seq = max(self._durable_seq, group.newest)
             self._in_flight = None
             group.done.set()
-            if group.rows:
-                self._tables.add(TableRows(group.rows, end))
+            self._tables.add(TableRows(group.rows, end))
             await asyncio.sleep(_PAUSE_S)
-        if self._is_closing and self._failure is None:
-            self._tables.add(TableRows(end=self._segments.end))
         # Not in a callback at the task's end: what is appended in between must start a new task.
         self._flusher = None
 

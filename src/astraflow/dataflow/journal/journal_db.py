@@ -167,7 +167,7 @@ class TableRows:
     rows: list[tuple[str, SqlRow]] = field(default_factory=list[tuple[str, "SqlRow"]])
     """(SQL, parameters)."""
     end: tuple[int, int] | None = None
-    """Segment and offset that the segments have reached, so that a lost end is noticed; None if unknown."""
+    """Segment and offset that the segments have reached, by which a lost end is noticed; None if unknown."""
 
     @property
     def is_empty(self) -> bool:

@@ -158,9 +158,12 @@ class JournalReader:
 
     def records(self, after: int = 0) -> Iterator[Record]:
         """All records newer than `after` that are not compacted, in order."""
-        after = max(after, self.compacted.seq)
+        newest = max(after, self.compacted.seq)
         for entry in self.log():
-            yield from (record for record in decode_records(entry) if record.seq > after)
+            for record in decode_records(entry):
+                if record.seq > newest:  # what a crash left behind the log may repeat records
+                    newest = record.seq
+                    yield record
 
     def log(self) -> Iterator[bytes]:
         """The log's entries of records, some of which may be compacted."""
@@ -169,11 +172,10 @@ class JournalReader:
     @property
     def newest(self) -> Compacted:
         """The newest record, and the segment in which later ones begin at the earliest."""
-        entry = None
-        for entry in self.log():  # noqa: B007 (the last one)
+        last = None
+        for last in self.records():  # noqa: B007 (only the last one is needed)
             pass
-        last = decode_records(entry)[-1] if entry is not None else None
-        if last is None or last.seq <= self.compacted.seq:
+        if last is None:
             return self.compacted
         return msgspec.structs.replace(self.compacted, seq=last.seq, at_s=last.at_s, chain=last.chain)
 
