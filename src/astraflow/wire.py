@@ -176,13 +176,19 @@ def _parts(body: bytes | memoryview, base: Any, media_type: str) -> Iterable[tup
         items = _decoder(list[msgspec.Raw], media_type).decode(body)
         return zip(items, repeat(args[0]) if ... in args else args, strict=False)
     if isinstance(base, type) and issubclass(base, msgspec.Struct):
-        fields = msgspec.structs.fields(base)
+        fields = _fields(base)
         if base.__struct_config__.array_like:
             items = _decoder(list[msgspec.Raw], media_type).decode(body)
             return zip(items, (field.type for field in fields), strict=False)
         named = _decoder(dict[str, msgspec.Raw], media_type).decode(body)
         return [(named[each.encode_name], each.type) for each in fields if each.encode_name in named]
     return ()
+
+
+@lru_cache
+def _fields(item: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The fields of an item. A body may hold thousands of items that don't fit."""
+    return msgspec.structs.fields(item)
 
 
 def _fits(body: bytes | memoryview, kind: Any, media_type: str) -> bool:
