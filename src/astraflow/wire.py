@@ -185,10 +185,8 @@ def _parts(body: bytes | memoryview, base: Any, media_type: str) -> Iterable[tup
     return ()
 
 
-@lru_cache
-def _fields(item: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """The fields of an item. A body may hold thousands of items that don't fit."""
-    return msgspec.structs.fields(item)
+_fields = lru_cache(msgspec.structs.fields)
+"""The fields of an item, cached by type: a body may hold thousands of items that don't fit."""
 
 
 def _fits(body: bytes | memoryview, kind: Any, media_type: str) -> bool:
