@@ -50,12 +50,16 @@ limit ends an episode that kills every service that runs it.
 
 def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
     """Returns everything that the core needs for its decisions; `sources` has the sizes of the sources."""
+    lags = [(policy.follows, policy.lag) for policy in recipe.policies.values()]
     return RunPlan(
         seed=recipe.seed,
         group_size=recipe.group_size,
         policies={
             name: PolicyPlan(
-                p.table, p.train.steps, _longest_lag(recipe, name), _longest_trajectory(recipe, p)
+                p.table,
+                p.train.steps,
+                max((lag for followed, lag in lags if followed == name), default=0),
+                _longest_trajectory(recipe, p),
             )
             for name, p in recipe.trained.items()
         },
@@ -152,10 +156,6 @@ def policy_info(name: str, policy: PolicyConfig) -> PolicyInfo:
     )
 
 
-def _longest_lag(recipe: Recipe, name: str) -> int:
-    return max((policy.lag for policy in recipe.policies.values() if policy.follows == name), default=0)
-
-
 def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
     """Returns the number of tokens of the longest possible trajectory.
 
@@ -241,8 +241,8 @@ def _model_config(folder: Path) -> dict[str, Any]:
 
 def _architecture(folder: Path) -> str:
     config = _model_config(folder)
-    kept = {key: value for key, value in config.items() if key not in _NOT_ARCHITECTURE}
-    return _digest(json.dumps(kept, sort_keys=True).encode())
+    architecture = {key: value for key, value in config.items() if key not in _NOT_ARCHITECTURE}
+    return _digest(json.dumps(architecture, sort_keys=True).encode())
 
 
 def _tokenizer(folder: Path) -> str:

@@ -11,8 +11,7 @@ from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.models.families import cached_values
 from astraflow.processes.dataflow_process import make_service
-from astraflow.recipe.derived import derive_numbers, find_open_keys, stop_notes
-from astraflow.recipe.engine_memory import choose_slots
+from astraflow.recipe.derived import choose_slots, derive_numbers, find_open_keys, stop_notes
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.resume import changes_between
 from astraflow.recipe.run_folder import RunFolder

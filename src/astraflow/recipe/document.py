@@ -1,14 +1,19 @@
 """Turns a recipe's file into a mapping in full form, which `Recipe` validates.
 
+    extends: FILE ..................... the keys of this file, on top of those of another one
     model: FOLDER, train: {...} ....... at the top of a recipe with one policy: keys of that policy
     policies.NAME.extends: OTHER ...... the policy starts from the keys of another one
     steps=N, model=FOLDER ............. overrides of the keys of all policies
 
 Keys at the top belong to the policy that the extended files name, or else to `actor`. The recipe in a run
 folder always has the full form.
+
+A recipe that names trained policies, and none of those that it extends, replaces them: otherwise, each would
+stay as a policy that nobody uses. It keeps a policy that it still refers to: in its workflow, as a judge, or
+by `follows`. A recipe keeps any other policy by naming one of its keys, e.g. `actor: {role: trained}`.
 """
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,15 +21,30 @@ from typing import Any, cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.gallery import model_folder
-from astraflow.recipe.inherited_policies import Inherited
-from astraflow.user_input.mistakes import hint
-from astraflow.user_input.written_keys import spelling
-from astraflow.user_input.yaml_files import JsonMap, layers_of, merge, name_uses, override_pairs, set_dotted
+from astraflow.user_input.mistakes import hint, spelling
+from astraflow.user_input.yaml_files import (
+    JsonMap,
+    layers_of,
+    merge,
+    override_pairs,
+    place_in,
+    set_dotted,
+)
 
-__all__ = ["POLICY_KEYS", "full_mapping", "full_overrides", "keys_as_written", "policies_of"]
+__all__ = [
+    "POLICY_KEYS",
+    "SHORT_KEYS",
+    "full_mapping",
+    "full_overrides",
+    "keys_as_written",
+    "place_of",
+    "policies_of",
+]
 
 POLICY_KEYS = ("model", "sampling", "table", "template_args", "train")
 """Keys of a policy that may be at the top of a recipe. The others concern recipes with several policies."""
+SHORT_KEYS = (*POLICY_KEYS, "scale", "steps")
+"""Keys that may be at the top of a recipe, or of its overrides, though `Recipe` has no such key."""
 
 _DEFAULT_NAME = "actor"
 _MAX_CHAIN = 64  # policies that extend one another
@@ -38,52 +58,16 @@ def full_mapping(path: Path, overrides: Mapping[str, Any] | None = None) -> Json
     """
     overrides = overrides or {}
     mapping: JsonMap = {}
-    inherited = Inherited()
+    replaced: set[str] = set()
     for file, layer in layers_of(path):
-        below = _without(mapping, inherited.replaced(mapping))
-        full = _full_layer(layer, below, file)
-        inherited.add(full, policies_of(mapping))
+        full = _full_layer(layer, _without_replaced(mapping, replaced), file)
+        replaced = _replaced_by(full, policies_of(mapping), replaced)
         mapping = merge(mapping, full)
-    named = [key.split(".")[1] for key in overrides if key.startswith("policies.")]
-    replaced = inherited.replaced(mapping, named)
-    for dotted, value in full_overrides(overrides, _without(mapping, replaced)).items():
+    replaced -= {key.split(".")[1] for key in overrides if key.startswith("policies.")}
+    for dotted, value in full_overrides(overrides, _without_replaced(mapping, replaced)).items():
         set_dotted(mapping, dotted, value)
     _extend_policies(mapping)  # which may begin from the keys of a policy that is left out
-    return cast("JsonMap", name_uses(_without(mapping, replaced)))
-
-
-def _without(mapping: JsonMap, names: Collection[str]) -> JsonMap:
-    """Returns the mapping without some of its policies."""
-    if not names:
-        return mapping
-    policies = policies_of(mapping)
-    return {**mapping, "policies": {name: policies[name] for name in policies if name not in names}}
-
-
-def full_overrides(overrides: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the overrides with full keys, for a recipe's mapping in full form.
-
-    `steps` becomes one override per trained policy, and `model` one per policy. If there is only one policy,
-    keys of a policy belong to it.
-    """
-    policies = policies_of(mapping)
-    full: dict[str, Any] = {}
-    for key, value in overrides.items():
-        if key == "steps":
-            full |= {
-                f"policies.{name}.train.steps": value for name in policies if _is_trained(policies[name])
-            }
-        elif key == "model":
-            full |= {f"policies.{name}.model": model_folder(str(value)) for name in policies}
-        elif len(policies) == 1 and key.partition(".")[0] in POLICY_KEYS:
-            full[f"policies.{next(iter(policies))}.{key}"] = value
-        else:
-            full[key] = value
-    return full
-
-
-def _is_trained(policy: object) -> bool:
-    return isinstance(policy, dict) and cast("JsonMap", policy).get("role", "trained") == "trained"
+    return _without_replaced(mapping, replaced)
 
 
 def _full_layer(layer: JsonMap, below: JsonMap, file: Path) -> JsonMap:
@@ -104,6 +88,67 @@ def _full_layer(layer: JsonMap, below: JsonMap, file: Path) -> JsonMap:
             f"{' and '.join(names)}; move these keys into policies.NAME"
         )
     return {key: value for key, value in layer.items() if key not in short} | {"policies": {names[0]: short}}
+
+
+def _replaced_by(layer: JsonMap, below: Iterable[str], replaced: set[str]) -> set[str]:
+    """Returns the replaced policies after the next layer. `below`: the policies in the layers under it."""
+    policies = policies_of(layer)
+    inherited = set(below) - replaced
+    is_new = any(map(_is_trained, policies.values())) and policies.keys().isdisjoint(inherited)
+    return (replaced - policies.keys()) | (inherited if is_new else set())
+
+
+def _without_replaced(mapping: JsonMap, replaced: Collection[str]) -> JsonMap:
+    """Returns the mapping without the replaced policies to which nothing else in it refers."""
+    policies = policies_of(mapping)
+    others = {key: value for key, value in mapping.items() if key != "policies"}
+    follows = [_key_of(policy, "follows") for name, policy in policies.items() if name not in replaced]
+    left_out = set(replaced) - _texts(others) - _texts(follows)
+    if not left_out:
+        return mapping
+    return {**mapping, "policies": {name: policies[name] for name in policies if name not in left_out}}
+
+
+def _texts(node: object) -> set[str]:
+    """Returns all texts among the values below a node."""
+    if isinstance(node, str):
+        return {node}
+    inner: Iterable[object] = ()
+    if isinstance(node, dict):
+        inner = cast("dict[str, object]", node).values()
+    elif isinstance(node, list | tuple):
+        inner = cast("list[object]", node)
+    return set[str]().union(*map(_texts, inner))
+
+
+def full_overrides(overrides: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the overrides with full keys, for a recipe's mapping in full form.
+
+    `steps` becomes one override per trained policy, and `model` one per policy. If there is only one policy,
+    keys of a policy belong to it.
+    """
+    policies = policies_of(mapping)
+    full: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if key == "steps":
+            trained = [name for name in policies if _is_trained(policies[name])]
+            full |= {f"policies.{name}.train.steps": value for name in trained}
+        elif key == "model":
+            full |= {f"policies.{name}.model": model_folder(str(value)) for name in policies}
+        elif len(policies) == 1 and key.partition(".")[0] in POLICY_KEYS:
+            full[f"policies.{next(iter(policies))}.{key}"] = value
+        else:
+            full[key] = value
+    return full
+
+
+def _is_trained(policy: object) -> bool:
+    """Returns whether a policy that nothing has checked yet has the role `trained`, the default."""
+    return _key_of(policy, "role", "trained") == "trained"
+
+
+def _key_of(policy: object, key: str, default: str = "") -> object:
+    return cast("JsonMap", policy).get(key, default) if isinstance(policy, dict) else None
 
 
 def policies_of(mapping: Mapping[str, Any]) -> JsonMap:
@@ -167,3 +212,12 @@ def _spell(path: Path, overrides: Sequence[tuple[str, Any]], full: str) -> str:
             return full
     is_short = "policies" not in layers[-1] and any(key in layer for layer in layers for key in POLICY_KEYS)
     return short if is_short else full
+
+
+def place_of(path: Path, overrides: Mapping[str, Any], keys: Sequence[str | int]) -> str:
+    """Returns where the files of a recipe set the key at a path; empty if an override sets it."""
+    dotted = ".".join(map(str, keys))
+    if any(f"{dotted}.".startswith(f"{key}.") for key in full_overrides(overrides, full_mapping(path))):
+        return ""
+    is_of_policy = len(keys) > 2 and keys[0] == "policies" and keys[2] in POLICY_KEYS
+    return place_in(path, keys, *([keys[2:]] if is_of_policy else []))

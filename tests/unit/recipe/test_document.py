@@ -9,8 +9,8 @@ import yaml
 from astraflow.cli.main import main
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
+from astraflow.recipe.document import POLICY_KEYS, full_mapping, keys_as_written
 from astraflow.recipe.recipe import PolicyConfig, Recipe, load_recipe
-from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, keys_as_written
 from astraflow.run.preflight import check_recipe
 
 TASKS = {"sources": {"mine": {"name": "jsonl", "path": "tasks.jsonl"}}, "reward": "exact"}
