@@ -61,7 +61,9 @@ def template_end(tokenizer: Any) -> int | None:
         return None  # the template does not accept this chat; the renderer reports chats that it refuses
     after = text.partition(_REPLY)[2].lstrip()
     ids = cast("list[int]", tokenizer.encode(after, add_special_tokens=False))
-    return ids[0] if ids and ids[0] in _special_ids(tokenizer) else None
+    added = {int(idx) for idx, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = added | {int(idx) for idx in tokenizer.all_special_ids}
+    return ids[0] if ids and ids[0] in special else None
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -90,8 +92,3 @@ def _writes_one_of(tokenizer: Any, ids: tuple[int, ...]) -> bool:
     template = str(tokenizer.chat_template)
     tokens = cast("list[str | None]", tokenizer.convert_ids_to_tokens(list(ids)))
     return any(token in template for token in tokens if token)
-
-
-def _special_ids(tokenizer: Any) -> set[int]:
-    added = {int(idx) for idx, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return added | {int(idx) for idx in tokenizer.all_special_ids}

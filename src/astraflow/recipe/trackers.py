@@ -35,9 +35,9 @@ class TrackedRun:
     @property
     def id(self) -> str:
         """An id for this run in this tracker. It is made at first use and stays the same after a resume."""
-        return self.kept("id", secrets.token_hex(4))
+        return self.keep("id", secrets.token_hex(4))
 
-    def kept(self, name: str, value: str) -> str:
+    def keep(self, name: str, value: str) -> str:
         """Returns the text that an earlier start kept under `name`. If there is none, keeps and returns
         `value`."""
         path = self.folder / name

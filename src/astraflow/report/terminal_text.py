@@ -27,8 +27,8 @@ def printable(text: str, *, keeps_lines: bool = False) -> str:
     """
     if text.isprintable():
         return text
-    kept = "\n\t" + _JOINER if keeps_lines else _JOINER
-    return "".join(char if char in kept else _escape(char) for char in text)
+    harmless = "\n\t" + _JOINER if keeps_lines else _JOINER
+    return "".join(char if char in harmless else _escape(char) for char in text)
 
 
 def _escape(char: str) -> str:

@@ -59,6 +59,7 @@ async def run_rollout(
     Raises: ConfigError if a component cannot be built or an address cannot be bound; RefusedError if the
     dataflow refuses the service.
     """
+    resumes = rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow))
     make_engine = _settled_engine_maker(rollout.engine, exact=exact)
     async with (
         _open_receiver(cache_dir, peer, token, max_upload_mb_s) as (receiver, peer_url),
@@ -79,13 +80,8 @@ async def run_rollout(
             labels=labels,
             peer_url=peer_url,
             fingerprints=fingerprints,
-            resumes=_is_resumable(rollout, workflow),
+            resumes=resumes,
         ).run(stop)
-
-
-def _is_resumable(rollout: RolloutConfig, workflow: WorkflowConfig) -> bool:
-    """Whether an unfinished episode continues with what an earlier attempt sampled."""
-    return rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow))
 
 
 def _settled_engine_maker(

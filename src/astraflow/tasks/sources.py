@@ -113,7 +113,7 @@ class _EnvironmentSource:
         self._environment = choose_environment(config, environments)
         made = make_environment(self._environment, environments[self._environment])
         try:
-            found = made.tasks(config.split)
+            tasks = made.tasks(config.split)
         except SystemExit as err:
             raise DataError(
                 f"tasks.environments.{self._environment}: tasks({config.split!r}) called exit({err})"
@@ -125,10 +125,10 @@ class _EnvironmentSource:
                 f"tasks.environments.{self._environment}: tasks({config.split!r}) raised "
                 f"{describe_error(err)}"
             ) from err
-        if isinstance(found, Sequence):  # an environment may return a plain list of tasks
-            found = ListSource(found)
+        if isinstance(tasks, Sequence):  # an environment may return a plain list of tasks
+            tasks = ListSource(tasks)
         where = f"tasks.environments.{self._environment}: tasks({config.split!r})"
-        self._tasks = _check_source(found, where)
+        self._tasks = _check_source(tasks, where)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -181,15 +181,15 @@ def missing_file_error(path: Path) -> DataError:
 
 
 def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
-    shown = shorten(line if line.isprintable() else repr(line))
+    excerpt = shorten(line if line.isprintable() else repr(line))
     try:
         row = json.loads(line)
     except RecursionError as err:
-        raise DataError(f"{where} is nested too deeply: {shown}") from err
+        raise DataError(f"{where} is nested too deeply: {excerpt}") from err
     except ValueError as err:
-        raise DataError(f"{where} is not valid JSON: {err}; it reads {shown}{_OTHER_FILES}") from err
+        raise DataError(f"{where} is not valid JSON: {err}; it reads {excerpt}{_OTHER_FILES}") from err
     if not isinstance(row, dict):
-        raise DataError(f"{where} holds {shown}; expected a JSON object{_OTHER_FILES}")
+        raise DataError(f"{where} holds {excerpt}; expected a JSON object{_OTHER_FILES}")
     return cast("dict[str, Any]", row)
 
 

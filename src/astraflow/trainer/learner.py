@@ -185,10 +185,10 @@ class LossLearner:
         ]
         counts = _sums(self._ranks.gather_values(own_counts))
         minibatches = [Minibatch(*one) for one in zip(cut, parts, counts, strict=True)]
-        found = [minibatch for minibatch in minibatches if minibatch.num_parts]
-        if not found:
+        filled = [minibatch for minibatch in minibatches if minibatch.num_parts]
+        if not filled:
             raise WireError("none of the batch's samples has a trained token")
-        return found
+        return filled
 
     def _own_minibatches(self, columns: Columns) -> list[np.ndarray]:
         """This rank's samples of each minibatch. The minibatches do not depend on the number of ranks."""

@@ -252,15 +252,15 @@ class TrainerForward:
             own, chosen = self._own_part(packed)
             if chosen is not None:
                 temperatures = temperatures[chosen.cpu().numpy()]
-            value, found = self.entry(partial(self._logprobs, own, temperatures, entropy))
+            value, entropies = self.entry(partial(self._logprobs, own, temperatures, entropy))
             num_trained = len(packed.target_ids)
-            found = None if found is None else all_values(found, own, chosen, num_trained)
-            return all_values(value, own, chosen, num_trained), found
+            entropies = None if entropies is None else all_values(entropies, own, chosen, num_trained)
+            return all_values(value, own, chosen, num_trained), entropies
         value = self.exact.compute(packed, temperatures)
         if entropy == "none" and not torch.is_grad_enabled():
             return value, None
-        usual, found = self.entry(partial(self._logprobs, packed, temperatures, entropy))
-        return self.exact.with_gradient(value, usual), found
+        usual, entropies = self.entry(partial(self._logprobs, packed, temperatures, entropy))
+        return self.exact.with_gradient(value, usual), entropies
 
     def _own_part(self, packed: LayoutTensors) -> tuple[LayoutTensors, Tensor | None]:
         """The tokens that this rank computes, and the indices of the trained tokens that they predict; None
@@ -368,9 +368,9 @@ class TrainerForward:
         layout = make_layout(columns, np.arange(len(columns.lengths)), share=self.is_packed)
         packed = self.tensors(layout)
         logits = self.logits(packed)
-        found = self._hidden(packed) @ parameters["weight"].t()
-        return found.shape == logits.shape and bool(
-            (found - logits).abs().max() <= self._tolerance * logits.abs().max()
+        product = self._hidden(packed) @ parameters["weight"].t()
+        return product.shape == logits.shape and bool(
+            (product - logits).abs().max() <= self._tolerance * logits.abs().max()
         )
 
 

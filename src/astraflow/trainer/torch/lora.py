@@ -210,11 +210,11 @@ class Lora:
                     f"of all experts, which get factors together; add {', '.join(sorted(missing))}"
                 )
             modules.setdefault(name.rpartition(".")[0], []).append(weight)
-        found: dict[str, FusedWeight] = {}
+        adapted_weights: dict[str, FusedWeight] = {}
         for path, weights in modules.items():
             adapted = adapt_experts(weights[0].module, weights, config.rank, self.scale, random)
-            found |= {f"{path}.{name}": weight for name, weight in adapted.items()}
-        return found
+            adapted_weights |= {f"{path}.{name}": weight for name, weight in adapted.items()}
+        return adapted_weights
 
     def _adapt(self, linear: nn.Linear, rank: int, random: torch.Generator) -> None:
         device = "cpu" if linear.weight.is_meta else linear.weight.device  # until the weights are filled

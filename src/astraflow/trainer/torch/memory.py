@@ -84,12 +84,12 @@ def _num_held(parameters: list[nn.Parameter], model: nn.Module, grid: RankGrid |
     if grid is None:
         return float(sum(parameter.numel() for parameter in parameters))
     in_layers = {id(parameter) for layer in layers_of(model) for parameter in layer.parameters()}
-    found = 0.0
+    num = 0.0
     for parameter in parameters:
         is_expert = parameter.ndim == _EXPERTS_NDIM
         is_cut = id(parameter) in in_layers and (grid.cuts_experts or not is_expert)
-        found += parameter.numel() / grid.num_shards / (grid.tensor if is_cut else 1)
-    return found
+        num += parameter.numel() / grid.num_shards / (grid.tensor if is_cut else 1)
+    return num
 
 
 def activation_bytes(sizes: Any, *, num_tokens: int, num_bytes: int, tensor: int = 1) -> tuple[float, float]:

@@ -288,10 +288,10 @@ class TorchBackend(ModelVerbs):
 
     def _frozen_digests(self) -> dict[str, tuple[str, Path]]:
         """Role of each frozen model -> digest of its weights, and their folder."""
-        found = {role: (model.digest, model.folder) for role, model in self._frozen.items()}
+        digests = {role: (model.digest, model.folder) for role, model in self._frozen.items()}
         if self._lora is None:
-            return {**found}
-        return {**found, "base model": (self._lora.base_digest(self._weights), self._lora.base)}
+            return {**digests}
+        return {**digests, "base model": (self._lora.base_digest(self._weights), self._lora.base)}
 
     def trained_model(self, role: TrainedRole) -> TrainedModel:
         """The policy or the critic."""
