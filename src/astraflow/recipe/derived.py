@@ -15,17 +15,16 @@ memory that is available when the run starts. If the services run on GPUs or on 
 stays open, and each engine chooses by the memory of its own device.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from astraflow.config import Config
 from astraflow.dataflow.config import AUTO_BATCH
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, DataError
 from astraflow.models.families import cached_values, context_limit
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_plan import scoring_tasks
@@ -35,6 +34,7 @@ from astraflow.service.memory import available_bytes
 from astraflow.tasks.config import judges_of
 from astraflow.tasks.selection import longest_prompt
 from astraflow.user_input.mistakes import problem_of
+from astraflow.user_input.user_files import json_object
 from astraflow.workflows.config import SingleTurnConfig
 
 __all__ = ["choose_slots", "derive_numbers", "find_open_keys", "slot_bytes", "stop_notes"]
@@ -121,10 +121,9 @@ def _model_config(folder: Path) -> Mapping[str, Any]:
     """The model's config.json; empty if there is none yet, or if it is broken, which the model's own check
     reports."""
     try:
-        content: object = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return json_object(folder / "config.json")
+    except DataError:
         return {}
-    return cast("Mapping[str, Any]", content) if isinstance(content, dict) else {}
 
 
 def stop_notes(recipe: Recipe, sources: OpenSources) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from astraflow import added
-from astraflow.config import Use, Variant, check_args, load_attr
+from astraflow.config import Use, Variant, load_component
 from astraflow.protocols import Tracker
 
 __all__ = ["TrackedRun", "TrackerVariant", "check_tracker", "tracker_key"]
@@ -76,6 +76,6 @@ def check_tracker(config: TrackerVariant | Use) -> None:
     """
     added.require("trackers_page")
     if isinstance(config, Use):
-        check_args(load_attr(config.use, where="trackers.use"), config.args, where="trackers.args")
+        load_component(config, where="trackers")
     else:
         config.check()

@@ -455,12 +455,7 @@ def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Traje
         return rewards.score
     if task.scores:
         return float(task.scores[-1])
-    return _mean_reward(trajectories)
-
-
-def _mean_reward(trajectories: tuple[Trajectory, ...]) -> float:
-    """The first policy's mean reward over its roles. A history that forks weighs as much as one that
-    doesn't."""
+    # The first policy's mean reward over its roles. A history that forks weighs as much as one that doesn't.
     own = [t for t in trajectories if t.policy == trajectories[0].policy]
     weights = episode_weights([t.role for t in own], [_num_sampled(t) for t in own])
     total = sum(weight * t.reward for weight, t in zip(weights, own, strict=True))

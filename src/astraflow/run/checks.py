@@ -53,17 +53,17 @@ class Examined:
     errors: list[Error] = field(default_factory=list[Error])
 
     def collect(
-        self, name: str, look: Callable[..., _T], *args: Any, where: str = "", **named: Any
+        self, name: str, look: Callable[..., _T], *args: Any, prefix: str = "", **named: Any
     ) -> _T | None:
         """Makes a part of a check. Returns its result, or collects its error and returns None.
 
-        `where` is the place in the recipe with which the error begins.
+        `prefix`: the place in the recipe with which the error begins.
         """
         try:
             result = look(*args, **named)
         except Error as err:
             error = (
-                type(err)(f"{where}: {err}") if where and isinstance(err, ConfigError | DataError) else err
+                type(err)(f"{prefix}: {err}") if prefix and isinstance(err, ConfigError | DataError) else err
             )
             self.add(Finding("fail", name, str(error)), error)
             return None

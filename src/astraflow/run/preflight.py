@@ -19,7 +19,7 @@ from astraflow.algorithms.credit import (
     ReinforcePlusPlusCredit,
     RlooCredit,
 )
-from astraflow.config import Config, Use, check_args, load_attr, salvage
+from astraflow.config import Config, Use, load_component, salvage
 from astraflow.errors import ConfigError
 from astraflow.losses.config import DistillLossConfig, SftLossConfig
 from astraflow.processes.program import choose_addresses
@@ -166,27 +166,12 @@ def _check_components(examined: Examined) -> None:
     for where, use in named_uses(examined.recipe):
         module = use.use.partition(":")[0]
         if module not in modules:
-            broken[use.use] = not examined.collect("components", _check_component, where, use)
+            loaded = examined.collect("components", load_component, use, where=as_written(where))
+            broken[use.use] = loaded is None
         if broken.get(use.use, True) and module not in sys.modules:
             modules.add(module)
             broken[use.use] = True
     examined.broken = frozenset(name for name, is_broken in broken.items() if is_broken)
-
-
-def _check_component(key: str, use: Use) -> bool:
-    """Checks a component, and returns True.
-
-    Raises: ConfigError if it cannot be loaded, or cannot be called with its arguments.
-    """
-    where = as_written(key)
-    target = load_attr(use.use, where=f"{where}.use")
-    if not callable(target):
-        raise ConfigError(
-            f"{where}.use = {use.use!r} has the type {type(target).__name__}, which cannot be called; name a "
-            "function or a class"
-        )
-    check_args(target, use.args, where=f"{where}.args")
-    return True
 
 
 def _is_valid(config: Config, broken: Collection[str]) -> bool:
@@ -213,7 +198,7 @@ def _check_workflows(examined: Examined) -> None:
     for name, config in recipe.eval.sets.items():
         workflow = config.workflow
         if not isinstance(workflow, TrainingWorkflow) and _is_valid(workflow, examined.broken):
-            examined.collect("workflow", make_workflow, workflow, where=f"eval.sets.{name}.workflow")
+            examined.collect("workflow", make_workflow, workflow, prefix=f"eval.sets.{name}.workflow")
 
 
 def _check_learns(name: str, policy: PolicyConfig) -> None:
@@ -388,7 +373,7 @@ def _check_answers(examined: Examined) -> None:
         if not _is_valid(reward, examined.broken):
             continue
         num_errors = len(examined.errors)
-        examined.collect("rewards", check_gradable, reward, source, config, where=where)
+        examined.collect("rewards", check_gradable, reward, source, config, prefix=where)
         if len(examined.errors) > num_errors:
             reported.append(reward)  # a reward that does not fit is reported for only one source
 
@@ -407,7 +392,7 @@ def _check_fits_workflow(examined: Examined) -> None:
     for where, _, source, config, workflow in _opened_sources(examined):
         if not isinstance(workflow, Use):
             tasks = tasks_to_check(source, config)
-            examined.collect("tasks", workflow.check_tasks, tasks, where=where)
+            examined.collect("tasks", workflow.check_tasks, tasks, prefix=where)
 
 
 def _check_batch(name: str, policy: PolicyConfig, sources: OpenSources) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from astraflow.config import Config, Use, check_args, load_attr
+from astraflow.config import Config, Use, load_component
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.protocols import TaskSource
 from astraflow.tasks.config import (
@@ -64,7 +64,8 @@ def make_source(
             context = SourceContext(name, workflow, tokenizer_dir)
             return _make_checked(lambda: config.make(context), f"the source {config.name!r}")
         case Use():
-            return _user_source(config)
+            maker = load_component(config, where="source")
+            return _make_checked(lambda: maker(**config.args), f"source.use = {config.use!r}")
 
 
 class ListSource:
@@ -191,12 +192,6 @@ def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         raise DataError(f"{where} holds {excerpt}; expected a JSON object{_OTHER_FILES}")
     return cast("dict[str, Any]", row)
-
-
-def _user_source(config: Use) -> TaskSource:
-    maker = cast("Callable[..., object]", load_attr(config.use, where="source.use"))
-    check_args(maker, config.args, where="source.args")
-    return _make_checked(lambda: maker(**config.args), f"source.use = {config.use!r}")
 
 
 def _make_checked(make: Callable[[], object], what: str) -> TaskSource:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Use, load_component
 from astraflow.protocols import Engine, Learner, TrainerBackend
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
@@ -46,8 +46,7 @@ def make_learner(
             config, model_dir=model_dir, seed=seed, ranks=ALONE if ranks is None else ranks, exact=exact
         )
     elif isinstance(backend, Use):
-        target = load_attr(backend.use, where="train.backend.use")
-        check_args(target, backend.args, where="train.backend.args")
+        target = load_component(backend, where="train.backend")
         made = cast(
             "TrainerBackend | Learner", target(config, model_dir=model_dir, seed=seed, **backend.args)
         )
