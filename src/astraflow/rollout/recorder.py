@@ -233,7 +233,7 @@ class EpisodeRecorder:
             and sequence.media == media[: len(sequence.media)]
         ]
         own = self._last.get(conversation)
-        return max(fitting, key=lambda found: (len(found.token_ids), found is own), default=None)
+        return max(fitting, key=lambda each: (len(each.token_ids), each is own), default=None)
 
     def _is_fork(
         self, speaker: Speaker, conversation: int, prompt: Sequence[int], media: tuple[MediaRef, ...]

@@ -59,7 +59,6 @@ async def run_rollout(
     Raises: ConfigError if a component cannot be built or an address cannot be bound; RefusedError if the
     dataflow refuses the service.
     """
-    resumes = rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow))
     make_engine = _settled_engine_maker(rollout.engine, exact=exact)
     async with (
         _open_receiver(cache_dir, peer, token, max_upload_mb_s) as (receiver, peer_url),
@@ -80,7 +79,7 @@ async def run_rollout(
             labels=labels,
             peer_url=peer_url,
             fingerprints=fingerprints,
-            resumes=resumes,
+            resumes=rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow)),
         ).run(stop)
 
 

@@ -324,12 +324,12 @@ def metric_items(values: Mapping[str, float]) -> tuple[MetricItem, ...]:
     return tuple(MetricItem(name, value, _reduction(name)) for name, value in finite.items())
 
 
-def statistics_metrics(found: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+def statistics_metrics(minibatches: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """`statistics/NAME`: the mean of a statistic over the minibatches in which it is finite; and
     `unbounded_frac`: the share of minibatches in which one is not, so that it bounds nothing."""
     metrics: dict[str, float] = {}
-    for name in (name for name, value in found[0].items() if value.numel() == 1) if found else ():
-        values = [float(statistics[name]) for statistics in found]
+    for name in (name for name, value in minibatches[0].items() if value.numel() == 1) if minibatches else ():
+        values = [float(statistics[name]) for statistics in minibatches]
         finite = [value for value in values if math.isfinite(value)]
         if finite:
             metrics[f"statistics/{name}"] = sum(finite) / len(finite)

@@ -305,7 +305,7 @@ class TrainerForward:
         if self.is_packed:
             output = body(**_packed_inputs(packed))
             return output.last_hidden_state.squeeze(0).index_select(0, packed.predict_idx)
-        with self._images_shown(packed):
+        with self._with_images(packed):
             hidden = body(**self._padded_inputs(packed)).last_hidden_state
         return hidden.flatten(0, 1).index_select(0, _padded_rows(packed))
 
@@ -314,7 +314,7 @@ class TrainerForward:
         return output.logits.squeeze(0)
 
     def _padded_logits(self, packed: LayoutTensors) -> Tensor:
-        with self._images_shown(packed):
+        with self._with_images(packed):
             logits = self._model(**self._padded_inputs(packed)).logits
         return logits.flatten(0, 1).index_select(0, _padded_rows(packed))
 
@@ -327,7 +327,7 @@ class TrainerForward:
             inputs |= {"position_ids": packed.images.positions, **packed.images.inputs}
         return inputs
 
-    def _images_shown(self, packed: LayoutTensors) -> AbstractContextManager[None]:
+    def _with_images(self, packed: LayoutTensors) -> AbstractContextManager[None]:
         if packed.images is None or self._image_feed is None:
             return nullcontext()
         return self._image_feed.showing(packed.images)
