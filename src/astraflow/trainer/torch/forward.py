@@ -31,8 +31,8 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples, sample_name
 from astraflow.trainer.packing import Layout, cut_microbatches, make_layout
 from astraflow.trainer.step import entropies, token_logprobs
-from astraflow.trainer.torch.compiled import compile_layers, exclude_from_compile
 from astraflow.trainer.torch.head import chunked_logprobs, is_head_large
+from astraflow.trainer.torch.layers import compile_layers, exclude_from_compile
 from astraflow.trainer.torch.norms import replace_norms
 from astraflow.trainer.torch.packed_rows import (
     LayoutTensors,

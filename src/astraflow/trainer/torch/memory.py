@@ -16,8 +16,8 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.memory_need import MemoryNeed
 from astraflow.trainer.torch.head import num_chunk_tokens
+from astraflow.trainer.torch.layers import layers_of
 from astraflow.trainer.torch.parallel.grid import RankGrid
-from astraflow.trainer.torch.parallel.recompute import layers_of
 
 __all__ = ["activation_bytes", "free_bytes", "logit_bytes", "memory_need"]
 

@@ -27,10 +27,10 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.memory_need import MemoryNeed, check_memory
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.torch.forward import TrainerForward
+from astraflow.trainer.torch.layers import recompute_layers
 from astraflow.trainer.torch.lora import Lora
 from astraflow.trainer.torch.memory import free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import make_grid
-from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, rank_device
 from astraflow.trainer.torch.replay import RouterReplay
 from astraflow.trainer.torch.side_models import (

@@ -25,8 +25,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from astraflow.models.loading import FileView, check_tensors, file_views
+from astraflow.trainer.torch.layers import layers_of
 from astraflow.trainer.torch.parallel.grid import RankGrid
-from astraflow.trainer.torch.parallel.recompute import layers_of
 from astraflow.trainer.torch.parallel.tensor_parallel import LayerCuts, cut_layers
 
 __all__ = ["ModelWeights", "TrainedPart", "local_part", "rank_device"]
