@@ -181,10 +181,15 @@ class ChatRenderer:
             raise HistoryRewrittenError("the template adds to the last completion when more messages follow")
 
     def _was_hidden(self, history: Sequence[Message], text: str) -> bool:
-        """Whether the last completion's prompt showed no more than `text` does."""
+        """Whether the last completion's prompt showed no more than `text` does, which has no white space.
+
+        The prompt may end with the opening of a completion, such as `<think>`, which `text` lacks.
+        """
         prompt = _remove_whitespace(self._tokenizer.text(history[:-1], self._tools))
         head = text.removesuffix(_remove_whitespace(history[-1].content))
-        return _differs_by_opening(head, prompt, history[-2])
+        rest = prompt[len(head) :]
+        last = _remove_whitespace(_text_parts(history[-2])[-1])  # it must be part of `head`
+        return prompt.startswith(head) and (not rest or last not in rest)
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
@@ -230,15 +235,6 @@ def _text_parts(message: Message) -> list[str]:
 
 def _uris(messages: Sequence[Message]) -> list[str]:
     return [each.uri for message in messages for each in message.images]
-
-
-def _differs_by_opening(head: str, prompt: str, last: Message) -> bool:
-    """Whether a prompt is `head` plus only the opening of a completion, such as `<think>`.
-
-    Both have no white space. `last` is the prompt's last message, which must be part of `head`.
-    """
-    rest = prompt[len(head) :]
-    return prompt.startswith(head) and (not rest or _remove_whitespace(_text_parts(last)[-1]) not in rest)
 
 
 class ChatTokenizer:
