@@ -8,6 +8,14 @@
 Keys at the top belong to the policy that the extended files name, or else to `actor`. The recipe in a run
 folder always has the full form.
 
+The way of a recipe from its file to the dataflow's plan:
+
+    full_mapping ........ files and overrides -> one mapping in full form
+    load_recipe ......... gives variants their names and keys their defaults, checks all values, and scales
+    check_recipe ........ checks models, tasks and components (`run.preflight`)
+    derive_numbers ...... puts a number in place of each `auto`
+    run_plan ............ takes from the recipe what the dataflow's decisions need
+
 A recipe that names trained policies, and none of those that it extends, replaces them: otherwise, each would
 stay as a policy that nobody uses. It keeps a policy that it still refers to: in its workflow, as a judge, or
 by `follows`. A recipe keeps any other policy by naming one of its keys, e.g. `actor: {role: trained}`.
