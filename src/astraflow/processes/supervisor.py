@@ -281,9 +281,9 @@ class Supervisor:
         """Removes everything about a process that was retired and has ended."""
         self._retired.discard(name)
         self._has_worked.discard(name)
-        records = (self._specs, self._backoffs, self._states, self._stops, self._done, self._ended)
+        kept = (self._specs, self._backoffs, self._states, self._stops, self._done, self._ended)
         times = (self._started_s, self._troubled_s, self._killed_because, self._used_bytes)
-        for of_name in (*records, *times):
+        for of_name in (*kept, *times):
             of_name.pop(name, None)
         self._on_change()
 
@@ -383,10 +383,10 @@ class Supervisor:
         """Why a process isn't restarted. The first line says all that matters; below it is the log's end."""
         num_crashes = self._backoffs[spec.name].num_crashes
         how = _signal_name(-code) if code < 0 else f"exit code {code}"
-        cause = f": {line}" if line else ""
+        said = f": {line}" if line else ""
         tail = _last_lines(spec, _TAIL_LINES)
         return (
-            f"{spec.name} failed for good ({how}, {num_crashes} in a row){cause}; its log is {spec.log_path} "
+            f"{spec.name} failed for good ({how}, {num_crashes} in a row){said}; its log is {spec.log_path} "
             f"and ends with:\n{tail}"
         )
 

@@ -30,13 +30,13 @@ class DiskGauge:
 
 def _newest_checkpoints(checkpoints: Path) -> list[Path]:
     """The newest finished checkpoint of each policy."""
-    newest: list[Path] = []
+    found: list[Path] = []
     for policy in checkpoints.iterdir() if checkpoints.is_dir() else ():
         steps = (
             [path for path in policy.iterdir() if path.name.startswith("step-")] if policy.is_dir() else []
         )
-        newest += [max(steps)] if steps else []
-    return newest
+        found += [max(steps)] if steps else []
+    return found
 
 
 def _size(folder: Path) -> int:
