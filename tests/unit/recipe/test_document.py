@@ -226,3 +226,21 @@ def test_a_grandchild_may_have_the_keys_of_the_only_policy_that_is_left(tmp_path
     assert list(recipe.policies) == ["solver"]
     solver = recipe.policies["solver"]
     assert (solver.train.lr, solver.train.steps, solver.sampling.max_tokens) == (0.5, 3, 9)
+
+
+def test_an_override_may_refer_to_a_policy_that_the_base_has(tmp_path: Path) -> None:
+    write(tmp_path, SHORT, "base.yaml")
+    top = write(tmp_path, {"extends": "base.yaml", "policies": {"solver": POLICY}})
+    assert list(full_mapping(top)["policies"]) == ["solver"]
+    assert sorted(full_mapping(top, {"workflow.policy": "actor"})["policies"]) == ["actor", "solver"]
+
+
+def test_a_list_of_followed_policies_is_refused_like_any_other_wrong_value(tmp_path: Path) -> None:
+    follower = {"model": "./m", "role": "follower", "follows": ["actor"]}
+    answer = refusal(write(tmp_path, {**FULL, "policies": {"actor": POLICY, "old": follower}}))
+    assert answer.startswith("policies.old.follows: Input should be a valid string")
+
+
+def test_the_arguments_of_ones_own_component_may_have_a_key_use(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SHORT), {"train.loss": {"use": "m:f", "args": {"of": {"use": "x"}}}})
+    assert recipe.policies["actor"].train.loss.model_dump()["args"] == {"of": {"use": "x"}}
