@@ -92,9 +92,9 @@ MISTAKES = [
     # --- slips of the fingers
     (f"{TRAIN}.lrr=1", f'{TRAIN}.lrr is not a key; did you mean "lr"?'),
     ("stepps=5", 'stepps is not a key; did you mean "steps"?'),
-    ("modle=./m", 'modle is not a key; did you mean "model"?'),
+    ("modl=./m", 'modl is not a key; did you mean "model"?'),
     ("trian=5", 'trian is not a key; did you mean "train"?'),
-    ("smapling={}", 'smapling is not a key; did you mean "sampling"?'),
+    ("samplng={}", 'samplng is not a key; did you mean "sampling"?'),
     ("policis={}", 'policis is not a key; did you mean "policies"?'),
     ("policies.actr.train.lr=1e-6", 'policies.actr is a new entry: did you mean "actor"?'),
     ("tasks.sources.sum.size=5", 'tasks.sources.sum is a new entry: did you mean "sums"?'),
