@@ -1,4 +1,4 @@
-"""What a recipe's author is told about the mistakes that users of other systems make."""
+"""What a recipe's author learns about the mistakes that users of other systems make."""
 
 import re
 from collections.abc import Iterator
@@ -144,7 +144,7 @@ MISTAKES = [
 ]
 
 
-def told(folder: Path, overrides: list[str]) -> str:
+def answer_to(folder: Path, overrides: list[str]) -> str:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(BASE))
     with pytest.raises(ConfigError) as caught:
@@ -154,7 +154,7 @@ def told(folder: Path, overrides: list[str]) -> str:
 
 @pytest.mark.parametrize(("overrides", "message"), MISTAKES, ids=[mistake for mistake, _ in MISTAKES])
 def test_a_mistake_is_answered_with_what_was_meant(tmp_path: Path, overrides: str, message: str) -> None:
-    answer = told(tmp_path, overrides.split(" && "))
+    answer = answer_to(tmp_path, overrides.split(" && "))
     assert message in answer
     assert len(answer) < 900  # sections are not repeated
 
