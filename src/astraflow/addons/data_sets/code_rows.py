@@ -79,14 +79,10 @@ def deepcoder_row(row: RawRow) -> PreparedRow | LeftOut:
     made = _row(row.get("id"), read_text_column(row, "problem").strip() + _WHOLE, cases)
     if isinstance(made, LeftOut):
         return made
-    return {**made, "answer": _solution(row.get("solutions"))}
-
-
-def _solution(solutions: object) -> str:
-    """The first published solution that is short enough for a task to carry; empty if there is none."""
+    solutions = row.get("solutions")
     listed = cast("list[object]", solutions) if isinstance(solutions, list) else []
     texts = (text for text in listed if isinstance(text, str) and 0 < len(text) <= _MAX_SOLUTION_CHARS)
-    return next(texts, "")
+    return {**made, "answer": next(texts, "")}
 
 
 def live_code_bench_v5_row(row: RawRow) -> PreparedRow | LeftOut:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.addons.data_sets.catalogue import DataSet, Split
-from astraflow.addons.data_sets.converted import LeftOut, PreparedRow
+from astraflow.addons.data_sets.converted import LeftOut, PreparedRow, RawRow
 from astraflow.addons.data_sets.manifest import (
     CONVERSION,
     MANIFEST,
@@ -27,13 +27,13 @@ from astraflow.addons.data_sets.manifest import (
     verify,
     write_manifest,
 )
-from astraflow.addons.data_sets.raw_files import raw_rows
+from astraflow.addons.data_sets.narrow_floats import with_own_digits
 from astraflow.errors import ConfigError, DataError, UnavailableError
 from astraflow.tasks.rows import task_from_row
 from astraflow.tasks.variants import RowsConfig
 from astraflow.types import Task
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "raw_rows"]
 
 Progress = Callable[[str], None]
 
@@ -105,7 +105,9 @@ class _Origin:
 
     def files(self, split: Split, progress: Progress) -> Iterator[tuple[str, str, Path]]:
         """Yields the commit, name and local path of each published file. Raises: as `prepare`."""
-        commit = "local" if self.given is not None else self._commit(split)
+        commit = "local"
+        if self.given is None:
+            commit = str(self._call_hub(split, "dataset_info", revision=split.revision).sha)
         for name in split.files:
             progress(f"{split.repository}: {name}")
             yield commit, name, self._path(split, name, commit)
@@ -120,10 +122,6 @@ class _Origin:
                 f"--local-dir {self.given}`"
             )
         return path
-
-    def _commit(self, split: Split) -> str:
-        info = self._call_hub(split, "dataset_info", revision=split.revision)
-        return str(info.sha)
 
     def _call_hub(self, split: Split, method: str, **arguments: Any) -> Any:
         """Calls a method of the hub's client. Raises: UnavailableError with the reason and a workaround."""
@@ -229,3 +227,55 @@ def _describe_file(split: Split, commit: str, name: str, path: Path) -> Publishe
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return PublishedFile(repository=split.repository, revision=commit, file=name, sha256=sha256)
+
+
+# --- rows of a published file ---------------------------------------------------------------------
+
+_ROWS_AT_A_TIME = 64
+"""Number of rows of a Parquet file in memory at once: a row of a programming data set may have megabytes."""
+
+
+def raw_rows(path: Path) -> Iterator[tuple[str, RawRow]]:
+    """Yields each row with its place, for messages.
+
+    Raises: DataError if the file is missing or cannot be read; ConfigError if a library is missing.
+    """
+    readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
+    if path.suffix not in readers:
+        raise DataError(
+            f"{path}: files ending in {path.suffix!r} are not supported (choices: {', '.join(readers)})"
+        )
+    number = 0
+    try:
+        for number, row in enumerate(readers[path.suffix](path), start=1):
+            if not isinstance(row, dict):
+                raise DataError(f"{path}, row {number}, is a {type(row).__name__}; expected a mapping")
+            yield f"{path}, row {number}", cast("dict[str, Any]", row)
+    except (OSError, ValueError, RecursionError) as err:
+        if isinstance(err, DataError):
+            raise
+        raise DataError(f"{path} cannot be read after row {number}: {err}") from err
+
+
+def _jsonl_rows(path: Path) -> Iterator[object]:
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                yield json.loads(line)
+
+
+def _json_rows(path: Path) -> Iterator[object]:
+    rows: object = json.loads(path.read_bytes())
+    if not isinstance(rows, list):
+        raise DataError(f"{path} contains a {type(rows).__name__}; expected a list of rows")
+    yield from cast("list[object]", rows)
+
+
+def _parquet_rows(path: Path) -> Iterator[object]:
+    try:
+        from pyarrow import parquet
+    except ImportError as err:
+        raise ConfigError("Parquet files need a package: pip install astraflow[tasks]") from err
+    with cast("Any", parquet).ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+            yield from with_own_digits(batch.to_pylist(), batch.schema)
