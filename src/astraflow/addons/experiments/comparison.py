@@ -89,7 +89,8 @@ def compare(results: Sequence[RunResult]) -> Comparison:
     """Compares runs. Raises: DataError if no two of them measured the same thing, or none can be read."""
     counted, reasons = _counted(results)
     is_final = all(run.state == "finished" for run in counted)
-    keys = _differing_keys(counted)
+    all_keys = dict.fromkeys(key for run in counted for key in run.recipe)
+    keys = [key for key in all_keys if not _is_under(key, _NOT_COMPARED) and _num_values(counted, key) > 1]
     figures, notes = _comparable_figures(counted)
     variants = _variants(counted, keys, figures)
     labels = {name: variant.label for variant in variants for name in variant.runs}
@@ -154,11 +155,6 @@ def _counted(results: Sequence[RunResult]) -> tuple[list[RunResult], dict[str, s
             after = f" after {run.steps} steps" if run.steps else ""
             reasons[run.name] = f"{run.state}{after}{why}"
     return counted, reasons
-
-
-def _differing_keys(runs: Sequence[RunResult]) -> list[str]:
-    keys = dict.fromkeys(key for run in runs for key in run.recipe)
-    return [key for key in keys if not _is_under(key, _NOT_COMPARED) and _num_values(runs, key) > 1]
 
 
 def _num_values(runs: Sequence[RunResult], key: str) -> int:
