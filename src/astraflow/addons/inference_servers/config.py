@@ -137,7 +137,7 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         Raises: ConfigError if `args` has an option of another server, or `python` doesn't exist, or lacks the
         server.
         """
-        from astraflow.addons.inference_servers.server_check import check_python
+        from astraflow.addons.inference_servers.server_process import check_python
 
         given = [
             arg.partition("=")[0]
@@ -193,7 +193,7 @@ class VllmEngineConfig(ServerEngineConfig):
 
     def make(self) -> Callable[[WeightSnapshot], Engine]:
         """Starts a server per policy, unless `attach` names one."""
-        from astraflow.addons.inference_servers.sleeping_engine import SleepingServerEngine
+        from astraflow.addons.inference_servers.server_engine import SleepingServerEngine
         from astraflow.addons.inference_servers.vllm_api import VllmApi
 
         return partial(SleepingServerEngine, VllmApi(), self)

@@ -19,7 +19,6 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +44,7 @@ from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, GenerateRequest, Generation, Stream
 from astraflow.types.host_tensors import WeightSnapshot
 
-__all__ = ["PolicyServer", "ServerEngine"]
+__all__ = ["PolicyServer", "ServerEngine", "SleepingServerEngine"]
 
 _log = logging.getLogger(__name__)
 
@@ -300,11 +299,14 @@ class PolicyServer:
                 if is_whole or self._num_cuts > num_cuts:
                     break
         self._life.note_work()
+        finish_reason = "abort"
+        if is_whole:
+            finish_reason = "stop" if part.end == "stop" else "length"
         return Generation(
             token_ids=tuple(tokens),
             logprobs=tuple(logprobs),
             versions=tuple(versions),
-            finish_reason=_finish_reason(part) if is_whole else "abort",
+            finish_reason=finish_reason,
             streams=(Stream(name=KEPT_KV, dtype="uint8", data=bytes(kept)),) if self._keeps_cache else (),
         )
 
@@ -539,8 +541,30 @@ class PolicyServer:
         await asyncio.to_thread(self._folder.keep_only, model)
 
 
-def _finish_reason(part: Part) -> Literal["stop", "length"]:
-    return "stop" if part.end == "stop" else "length"
+class SleepingServerEngine(ServerEngine):
+    """Also implements `SleepingEngine` of the add-on `lending`.
+
+    Example: see `ServerEngine`; then `await engine.sleep()`.
+    """
+
+    def __init__(self, api: VllmApi, config: ServerEngineConfig, snapshot: WeightSnapshot) -> None:
+        super().__init__(api, config, snapshot)
+        self._sleeping_api = api
+
+    async def cut(self) -> None:
+        """Ends all requests now, with the finish reason `abort`."""
+        for slot in self.slots.values():
+            await slot.cut(self._sleeping_api)
+
+    async def sleep(self) -> None:
+        """Frees the memory of the GPU. Raises: UnavailableError or RefusedError if a server doesn't sleep."""
+        for slot in self.slots.values():
+            await slot.sleep(self._sleeping_api)
+
+    async def wake(self) -> None:
+        """Generates again. Raises: UnavailableError or RefusedError if a server doesn't wake up."""
+        for slot in self.slots.values():
+            await slot.wake(self._sleeping_api)
 
 
 def _vocab_size(snapshot: WeightSnapshot) -> int:

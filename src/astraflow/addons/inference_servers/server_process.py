@@ -15,12 +15,13 @@ from pathlib import Path
 
 from astraflow.addons.inference_servers.config import PASSED_ON_PREFIX, REFERENCE
 from astraflow.errors import ConfigError
+from astraflow.run.start_checks import ask_program, last_line
 from astraflow.service.keeper import KEEP
 from astraflow.service.kept_process import Care, KeptProcess, OutputLines
 from astraflow.service.loopback import proxy_exemptions
 from astraflow.service.memory import MemoryRecord
 
-__all__ = ["ServerProcess", "server_environment", "server_program"]
+__all__ = ["ServerProcess", "check_python", "server_environment", "server_program"]
 
 _log = logging.getLogger(__name__)
 
@@ -154,3 +155,26 @@ def _names_error(line: str) -> bool:
     """Checks whether a line contains something like `ValueError: no such head`. Takes linear time."""
     names = (match[0].rpartition(":")[0] for match in _ERROR.finditer(line))
     return any(name.endswith(("Error", "Exception")) for name in names) and not _LOWER_LEVEL.search(line)
+
+
+def check_python(named: str, *, library: str, env: Mapping[str, str]) -> None:
+    """Checks the Python of an engine's server.
+
+    Raises: ConfigError if it doesn't exist or doesn't have the server installed.
+    """
+    python = server_program(named)
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
+    where = f"rollout.engine.python = {named!r}"
+    try:
+        asked = ask_program([python, "-c", find], env=server_environment(env))
+    except OSError as err:
+        raise ConfigError(
+            f"{where} cannot be run: {err.strerror}; expected the Python of an environment that has "
+            f"{library} installed"
+        ) from err
+    if asked.returncode:
+        said = last_line(asked.stderr)
+        raise ConfigError(
+            f"{where} has no {library}{f': {said}' if said else ''}; install it there, e.g. with "
+            f"`{python} -m pip install {library}`, or name another Python"
+        )
