@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from astraflow.addons.tinker.losses import LOSSES_BY_INPUTS, cross_entropy
+from astraflow.addons.tinker.losses import LOSSES_BY_INPUTS, SummedLoss, cross_entropy
 from astraflow.addons.tinker.sampling import ApiFuture, Sampler, SamplingClient
-from astraflow.addons.tinker.summed_loss import SummedLoss
 from astraflow.addons.tinker.wire_types import (
     AdamParams,
     Datum,
