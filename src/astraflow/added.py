@@ -73,7 +73,7 @@ _PLACES = {
     "runs": ("runs", "astraflow.runs"),
     "samples_page": ("view.sample_episodes:SampleEpisodes", "report"),
     "screen_page": ("view.screen:make_screen", "the live screen"),
-    "trackers_page": ("trackers.page:make_page", "trackers"),
+    "trackers_page": ("trackers.tracking:make_page", "trackers"),
     "try_episode": ("one_process.trial:try_episode", "astraflow.try_episode"),
     "viewer_page": ("view.lazy_viewer:make_viewer", "view"),
 }
