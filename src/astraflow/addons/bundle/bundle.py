@@ -97,7 +97,12 @@ def write_bundle(
             copy_files(found, building / place)
         _pack(distributions, building, tell)
         (building / "recipe.yaml").write_text(dump_yaml(moved), encoding="utf-8")
-        _write_install(building / "install")
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        install = building / "install"
+        install.write_text(
+            _INSTALL.format(version=version, platform=sysconfig.get_platform(), checksums=CHECKSUMS)
+        )
+        install.chmod(0o755)
         num_bytes = write_checksums(building)
     tell(f"{out}: {num_bytes / 1e6:.0f} MB; copy it, then there: sh {out.name}/install")
 
@@ -124,13 +129,6 @@ def _pack(distributions: Sequence[Distribution], to: Path, tell: Callable[[str],
         pack_wheel(dist, wheels)
     versions = [f"{dist.name}=={dist.version}\n" for dist in distributions]
     (to / "requirements.txt").write_text("".join(versions))
-
-
-def _write_install(path: Path) -> None:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    platform = sysconfig.get_platform()
-    path.write_text(_INSTALL.format(version=version, platform=platform, checksums=CHECKSUMS))
-    path.chmod(0o755)
 
 
 def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:

@@ -75,17 +75,11 @@ def pack_wheel(dist: Distribution, to: Path) -> Path:
 
     Raises: DataError if a file is missing or was changed, or if a source folder can't be built.
     """
-    source = _source_folder(dist)
-    return _built(dist, source, to) if source is not None else _packed(dist, to)
-
-
-def _source_folder(dist: Distribution) -> Path | None:
-    """Returns the source folder of an editable distribution; None for any other."""
     text = dist.read_text("direct_url.json")
-    told: dict[str, Any] = json.loads(text) if text else {}
-    if not told.get("dir_info", {}).get("editable"):
-        return None
-    return Path(unquote(urlparse(str(told["url"])).path))
+    origin: dict[str, Any] = json.loads(text) if text else {}
+    if not origin.get("dir_info", {}).get("editable"):
+        return _packed(dist, to)
+    return _built(dist, Path(unquote(urlparse(str(origin["url"])).path)), to)
 
 
 def _built(dist: Distribution, source: Path, to: Path) -> Path:

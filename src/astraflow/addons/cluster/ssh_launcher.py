@@ -176,8 +176,9 @@ class SshLauncher:
 
         try:
             link = await HostLink.open(ssh_command(self._config, host.name))
+            env = {**spec.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
             process = await self._processes.start(
-                link, _with_gpus(spec, gpus), files, machine=host.name, on_end=give_back
+                link, replace(spec, env=env), files, machine=host.name, on_end=give_back
             )
         except BaseException:
             give_back()
@@ -210,11 +211,6 @@ def remedy_for(text: str, host: str) -> str:
     }
     found = [remedy for part, remedy in known.items() if part in text]
     return found[0] if found else f"does `ssh {host} true` work? If not, remove it from launcher.hosts"
-
-
-def _with_gpus(spec: ProcessSpec, gpus: Sequence[int]) -> ProcessSpec:
-    """Limits the process to its reserved GPUs."""
-    return replace(spec, env={**spec.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))})
 
 
 async def _ask_all(config: SshLauncherConfig) -> dict[str, Hello]:

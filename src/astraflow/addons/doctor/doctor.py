@@ -134,15 +134,15 @@ def _check_gpus(examined: Examined) -> None:
     """Says what each trainer needs on its GPUs."""
     for name in examined.sound:
         policy = examined.recipe.policies[name]
-        if policy.role == "trained" and _is_on_gpu(torch_settings(policy.train.backend)):
+        if policy.role != "trained":
+            continue
+        config = torch_settings(policy.train.backend)
+        is_torch = isinstance(config, TorchEngineConfig | TorchBackendConfig)
+        if is_torch and config.device.startswith("cuda"):
             import torch
 
             args = (name, policy, torch.cuda.device_count())
             examined.collect(f"GPU memory of trainer-{name}", gpu_memory_finding, *args)
-
-
-def _is_on_gpu(config: object) -> bool:
-    return isinstance(config, TorchEngineConfig | TorchBackendConfig) and config.device.startswith("cuda")
 
 
 def _check_disk(examined: Examined) -> Finding:

@@ -234,7 +234,10 @@ class LendingPool(Pool):
             self._send(device, tenant, Message.HERE)
         elif message == Message.BEGIN:
             self._obey(device, device.baton.begin(tenant))
-            self._note_begin(device, tenant)
+            if tenant == "rollout":
+                device.enter_s = (self._now_ns() - device.taken_ns) / 1e9
+            else:
+                self._note_switch(device)
         elif message == Message.FREE:
             has_begun = device.baton.has_begun
             self._obey(device, device.baton.free(tenant))
@@ -277,13 +280,6 @@ class LendingPool(Pool):
     def _send(self, device: _Device, tenant: Tenant, message: Message) -> None:
         with contextlib.suppress(OSError):  # its end is read later
             device.tenants[tenant].send(f"{message} {device.wishes.get(tenant, '')}".encode())
-
-    def _note_begin(self, device: _Device, tenant: Tenant) -> None:
-        """Notes what it cost to come to this tenant."""
-        if tenant == "rollout":
-            device.enter_s = (self._now_ns() - device.taken_ns) / 1e9
-        else:
-            self._note_switch(device)
 
     def _note_switch(self, device: _Device) -> None:
         """Notes what it cost to take the device back, if that has just been done."""

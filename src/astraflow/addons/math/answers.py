@@ -337,16 +337,11 @@ def _same_region(gold: str, wanted: Shape, answer: str, given: Shape) -> bool:
             if _AND.search(text):
                 return False  # parts joined by `and` would be an intersection, and not the union below
             regions.append(shape.items)
+        elif shape.kind == "tuple":  # without the name that the answer may have had
+            regions.append((shape.brackets[0] + ",".join(shape.items) + shape.brackets[-1],))
         else:
-            regions.append((_bracket(shape) or text,))
+            regions.append((text,))
     return same_sets(*regions)
-
-
-def _bracket(shape: Shape) -> str:
-    """A tuple or an interval as one text without the name that it may have had; empty for other shapes."""
-    if shape.kind != "tuple":
-        return ""
-    return shape.brackets[0] + ",".join(shape.items) + shape.brackets[-1]
 
 
 # --- single values ----------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def final_answer(text: str) -> str:
     """Finds the answer that a text ends with; empty if there is none.
 
     This is the content of the last box, or else what the text calls its answer, or else the last value in the
-    text. A text without words around an answer is the answer itself.
+    text, or else its last line. A text without words around an answer is the answer itself.
     """
     boxed = boxes(text)
     if boxed is not None:
@@ -102,7 +102,11 @@ def final_answer(text: str) -> str:
         return stated_value(said)
     if not _is_prose(text):
         return stated_value(text.strip())
-    return _last_value(text)
+    values = _values(text)
+    if values:
+        return values[-1][1]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 _LONGEST_SENTENCE = 500
@@ -185,7 +189,8 @@ def _find_said_answer(text: str) -> str | None:
         sentence = (rest[: end.start()] if end else rest).strip()
         if not sentence:
             continue
-        return _first_value(sentence) if _is_long(sentence) else sentence
+        values = _values(sentence) if _is_long(sentence) else []
+        return values[0][1] if values else sentence
     return None
 
 
@@ -224,17 +229,3 @@ def _values(text: str) -> list[tuple[int, str]]:
         if not any(start <= m.start() < end for start, end, _ in spans)
     ]
     return [(end, value) for _, end, value in sorted(spans + numbers)]
-
-
-def _first_value(text: str) -> str:
-    values = _values(text)
-    return values[0][1] if values else text
-
-
-def _last_value(text: str) -> str:
-    """The last formula or number of a text; without one, the last line that is not blank."""
-    values = _values(text)
-    if values:
-        return values[-1][1]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -155,7 +155,14 @@ class SplitModel:
     ) -> tuple[Tensor, Callable[..., Any]]:
         """The forward pass of a microbatch. Returns its output, and what the last stage makes of it."""
         packed = next(packs)
-        own, chosen = self._own_part(packed)
+        own = packed
+        # The indices of the trained tokens that this rank predicts; None for all.
+        chosen: Tensor | None = None
+        groups = self.groups
+        if groups.context > 1:
+            own, chosen = own_part(
+                packed, rank=groups.token_part, world=groups.context, group=groups.context_group
+            )
         output = module(
             input_ids=own.token_ids[None],
             position_ids=own.position_ids[None],
@@ -176,14 +183,6 @@ class SplitModel:
             return loss, torch.tensor(0, dtype=torch.int), {}
 
         return output, finish
-
-    def _own_part(self, packed: LayoutTensors) -> tuple[LayoutTensors, Tensor | None]:
-        """The tokens that this rank computes, and the indices of the trained tokens that they predict; None
-        for all."""
-        groups = self.groups
-        if groups.context == 1:
-            return packed, None
-        return own_part(packed, rank=groups.token_part, world=groups.context, group=groups.context_group)
 
     def _logprobs(
         self, packed: LayoutTensors, temperatures: Floats, output: Tensor, entropy: EntropyUse

@@ -36,8 +36,14 @@ class TrainedPolicy(SplitModel):
 
     def __init__(self, folder: Path, config: TrainConfig, groups: ModelGroups) -> None:
         super().__init__(folder, config, groups, is_trained=True)
+        # megatron-core sets these marks only when it initializes weights. Without them, norms would count the
+        # parts of a parameter on one rank only.
         for piece in self.weights.pieces:
-            _mark_cut(self.weights.parameters[piece.parameter], piece)
+            if piece.dim is not None:
+                parameter: Any = self.weights.parameters[piece.parameter]
+                parameter.tensor_model_parallel = True
+                parameter.partition_dim = piece.dim
+                parameter.partition_stride = 1
         is_low = self.backend.dtype == "bfloat16"
         library = megatron()
         settings = library.DistributedDataParallelConfig(
@@ -212,12 +218,3 @@ class TrainedPolicy(SplitModel):
         is_first = self.groups.tensor_rank == 0
         found = [piece for piece in self.weights.pieces if piece.parameter == parameter and not piece.is_copy]
         return [piece for piece in found if is_first or piece.dim is not None]
-
-
-def _mark_cut(parameter: Any, piece: Piece) -> None:
-    """Says that ranks have parts of a parameter, which megatron-core says itself only when it initializes
-    weights. Norms count a parameter without this mark on one rank only."""
-    if piece.dim is not None:
-        parameter.tensor_model_parallel = True
-        parameter.partition_dim = piece.dim
-        parameter.partition_stride = 1

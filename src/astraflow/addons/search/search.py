@@ -149,9 +149,13 @@ async def search(
     searches = _SearchLog(index, top_k, search_timeout_s)
     answer = await chat.say(task.prompt)
     while searches.num < max_searches:
-        queries = (
-            _find_called_queries(answer.reply) if in_calls else _find_tagged_query(answer.reply, pattern)
-        )
+        if in_calls:
+            calls = offered_calls(tagged_calls, answer.reply, (SEARCH_TOOL.name,))
+            queries = [_read_query(call) for call in calls]
+        else:
+            # Only the first query in a text counts: the policy wrote later ones without its results.
+            match = pattern.search(answer.reply)
+            queries = [_Query(match[1] or "")] if match else []
         if not queries:
             break
         allowed = queries[: max_searches - searches.num]
@@ -216,16 +220,6 @@ class _SearchLog:
 
 
 # --- queries and what they find -------------------------------------------------------------------
-
-
-def _find_tagged_query(reply: str, pattern: re.Pattern[str]) -> list[_Query]:
-    """Finds the first query in a text. Later ones don't count: the policy wrote them without its results."""
-    found = pattern.search(reply)
-    return [_Query(found[1] or "")] if found else []
-
-
-def _find_called_queries(reply: str) -> list[_Query]:
-    return [_read_query(call) for call in offered_calls(tagged_calls, reply, (SEARCH_TOOL.name,))]
 
 
 def _read_query(call: ToolCall) -> _Query:

@@ -5,7 +5,7 @@ correct answers to reinforce and room for improvement.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -53,7 +53,10 @@ def make_demonstrations(config: DemonstrationConfig, *, num: int, seed: int) -> 
         case AdditionCheckConfig():
             return _addition_checks(config, num=num, rng=random.Random(seed))
         case Use():
-            return _user_demonstrations(config, num=num, seed=seed)
+            maker = load_attr(config.use, where="demonstrations.use")
+            args: dict[str, Any] = {"num": num, "seed": seed, **config.args}
+            check_args(maker, args, where="demonstrations.args")
+            return cast("Sequence[Demonstration]", maker(**args))
 
 
 def column_addition(a: int, b: int, *, carries: bool) -> str:
@@ -148,10 +151,3 @@ def _number(config: AdditionConfig | AdditionCheckConfig, rng: random.Random) ->
     is_mixed = rng.random() < config.mixed_frac
     digits = rng.randint(1, config.max_digits) if is_mixed else config.max_digits
     return rng.randint(0, 10**digits)  # both ends are included
-
-
-def _user_demonstrations(config: Use, *, num: int, seed: int) -> Sequence[Demonstration]:
-    maker = cast("Callable[..., Sequence[Demonstration]]", load_attr(config.use, where="demonstrations.use"))
-    args: dict[str, Any] = {"num": num, "seed": seed, **config.args}
-    check_args(maker, args, where="demonstrations.args")
-    return maker(**args)

@@ -239,7 +239,10 @@ class EpisodeEndpoint:
         rendered = await self._render(parsed)
         known = rendered.chat
         # For `n` completions, a known conversation answers `n` times, and the recorder forks it.
-        chats = [known or self._open_conversation(parsed) for _ in range(request.n or 1)]
+        chats = [
+            known or self._dialogue.open(hosted, (), parsed.role, parsed.session)
+            for _ in range(request.n or 1)
+        ]
         await self._check_room(hosted, chats[0], rendered.prompt)
         answers = await _gather([chat.answer(rendered.prompt, parsed.sampling) for chat in chats])
         choices: list[Choice] = []
@@ -247,7 +250,8 @@ class EpisodeEndpoint:
             choice = self._make_choice(parsed, answer, place)
             choices.append(choice)
             messages = (*request.messages, _to_request_message(choice))
-            keys = tuple(self._intern_key(message) for message in messages)
+            own_keys = (message.key for message in messages)
+            keys = tuple(self._keys.setdefault(key, key) for key in own_keys)
             origin = EndpointConversation(parsed.role, session, chat)
             self._points.append(_Point(hosted, keys, answer.transcript, origin, chat))
         self.problem = ""
@@ -265,10 +269,6 @@ class EpisodeEndpoint:
                 total_tokens=len(rendered.prompt.token_ids) + num_sampled,
             ),
         )
-
-    def _intern_key(self, message: ChatMessage) -> object:
-        key = message.key
-        return self._keys.setdefault(key, key)
 
     async def message(self, request: MessagesRequest, *, session: str = "") -> MessageAnswer:
         """Answers a request in Anthropic's format.
@@ -305,9 +305,6 @@ class EpisodeEndpoint:
         return _RenderedRequest(shown, start.chat if start else None)
 
     # --- who answers, and how ---
-
-    def _open_conversation(self, parsed: "_ParsedRequest") -> RecordedConversation:
-        return self._dialogue.open(parsed.hosted, (), parsed.role, parsed.session)
 
     def _parse(self, request: ChatRequest, session: str) -> "_ParsedRequest":
         """Checks a request, and finds its policy and sampling parameters. Raises: RefusedError."""

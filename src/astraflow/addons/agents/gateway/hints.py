@@ -33,7 +33,8 @@ class Hint(msgspec.Struct, frozen=True):
 
     def add_to(self, new: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
         """Adds the lines after the last message of `new`, except for those that `said` already shows."""
-        lines = [line for line in self.lines if not _is_shown(line, said)]
+        texts = [message.content for message in said if message.role != "assistant"]
+        lines = [line for line in self.lines if not any(line in text for text in texts)]
         if not lines:
             return tuple(new)
         text = "\n".join(lines)
@@ -110,10 +111,6 @@ def _format_hint(request: ChatRequest) -> tuple[str, str]:
     has_tools = bool(request.tools) and request.tool_choice != "none"
     reply = "Unless you call a tool, reply" if has_tools else "Reply"
     return f"{reply} with {line}", asked.type
-
-
-def _is_shown(line: str, messages: Sequence[Message]) -> bool:
-    return any(message.role != "assistant" and line in message.content for message in messages)
 
 
 def _is_json(text: str, kind: str) -> bool:

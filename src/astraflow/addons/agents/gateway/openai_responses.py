@@ -157,9 +157,11 @@ def chat_of(request: ResponsesRequest, messages: Sequence[ChatMessage]) -> ChatR
         raise bad_request("background: background requests are not supported; leave it out")
     if len(messages) > _MAX_ITEMS:
         raise bad_request(f"the conversation has {len(messages)} messages; it may have {_MAX_ITEMS}")
+    if request.instructions:
+        messages = (ChatMessage(role="system", content=request.instructions), *messages)
     return ChatRequest(
         model=request.model,
-        messages=(*_instructions(request), *messages),
+        messages=tuple(messages),
         max_completion_tokens=request.max_output_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -169,12 +171,6 @@ def chat_of(request: ResponsesRequest, messages: Sequence[ChatMessage]) -> ChatR
         top_logprobs=request.top_logprobs,
         response_format=_chat_format(request.text),
     )
-
-
-def _instructions(request: ResponsesRequest) -> tuple[ChatMessage, ...]:
-    if not request.instructions:
-        return ()
-    return (ChatMessage(role="system", content=request.instructions),)
 
 
 def input_messages(request: ResponsesRequest) -> tuple[ChatMessage, ...]:

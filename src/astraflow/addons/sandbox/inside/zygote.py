@@ -82,7 +82,9 @@ def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int, 
     kernel.allow_looking_in(is_allowed=False)
     with socket.socket(fileno=channel) as to_service:
         if gateway:
-            _open_gateway(gateway, to_service)
+            # The only port of the box's network. Its socket goes to the service, which is outside.
+            with socket.create_server((_LOOPBACK, gateway), backlog=_BACKLOG) as listener:
+                socket.send_fds(to_service, [b"."], [listener.fileno()])
     memory = Memory(processes)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _import((*_PRELOADED, *preloaded), needs_scratch=bool(preloaded))
@@ -99,12 +101,6 @@ def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int, 
             reply, outputs = _verdict(order, stdin, control, memory)
             control.sendall(frames.encode(reply, outputs))
     os._exit(0)
-
-
-def _open_gateway(port: int, to_service: socket.socket) -> None:
-    """Opens the only port of the box's network, and sends its socket to the service, which is outside."""
-    with socket.create_server((_LOOPBACK, port), backlog=_BACKLOG) as listener:
-        socket.send_fds(to_service, [b"."], [listener.fileno()])
 
 
 def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes], memory: Memory) -> _Order:
