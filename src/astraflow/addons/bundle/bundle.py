@@ -92,9 +92,9 @@ def write_bundle(
             raise DataError(f"{out} is in {source}, which the bundle holds; choose a folder elsewhere")
     distributions = needed_distributions(_requirements(recipe, extras))
     with whole_or_nothing(out) as building:
-        for place, found in files.items():
+        for place, contents in files.items():
             tell(f"copying {copies[place]}")
-            copy_files(found, building / place)
+            copy_files(contents, building / place)
         _pack(distributions, building, tell)
         (building / "recipe.yaml").write_text(dump_yaml(moved), encoding="utf-8")
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -151,13 +151,13 @@ def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
 
 def _parts(config: Config) -> list[Config]:
     """Returns a config and all configs inside it."""
-    found = [config]
+    parts = [config]
     for key in type(config).model_fields:
         value: Any = getattr(config, key)
         inside: Sequence[Any] = [*value.values()] if isinstance(value, dict) else [value]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] - any mapping of a recipe
         inside = [each for part in inside for each in (part if isinstance(part, tuple) else (part,))]  # pyright: ignore[reportUnknownVariableType] - any list of a recipe
-        found += [part for each in inside if isinstance(each, Config) for part in _parts(each)]
-    return found
+        parts += [part for each in inside if isinstance(each, Config) for part in _parts(each)]
+    return parts
 
 
 def _models(recipe: Recipe, mapping: _JsonMap) -> dict[str, Path]:
@@ -234,7 +234,7 @@ def _read_by(node: Any, where: str, copies: dict[str, Path]) -> None:
 
 def _own_modules(recipe: Recipe) -> dict[str, Path]:
     """Maps paths in the bundle to the files of modules that the user wrote. Raises: ConfigError."""
-    found: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
     for use in uses(recipe):
         module = use.use.partition(":")[0]
         files = own_files(module)
@@ -244,8 +244,8 @@ def _own_modules(recipe: Recipe) -> dict[str, Path]:
             )
         for file in files:
             if "site-packages" not in file.parts and "dist-packages" not in file.parts:
-                found[_place_of_module(file)] = file
-    return found
+                modules[_place_of_module(file)] = file
+    return modules
 
 
 def _place_of_module(file: Path) -> str:

@@ -42,23 +42,23 @@ def needed_distributions(requirements: Iterable[str]) -> list[Distribution]:
     Example: `needed_distributions(["astraflow[quickstart]"])`.
     Raises: DataError if a distribution is not installed.
     """
-    found: dict[str, Distribution] = {}
-    seen: set[tuple[str, str]] = set()
+    distributions: dict[str, Distribution] = {}
+    visited: set[tuple[str, str]] = set()
     waiting = [(Requirement(text), "the bundle") for text in requirements]
     while waiting:
         wanted, by = waiting.pop()
         name = canonicalize_name(wanted.name)
         try:
-            found[name] = distribution(wanted.name)
+            distributions[name] = distribution(wanted.name)
         except PackageNotFoundError as err:
             raise DataError(
                 f"{by} needs {wanted}, which is not installed here; install it, and make the bundle again"
             ) from err
         for extra in ("", *sorted(wanted.extras)):
-            if (name, extra) not in seen:
-                seen.add((name, extra))
-                waiting += [(each, wanted.name) for each in _requirements(found[name], extra)]
-    return [found[name] for name in sorted(found)]
+            if (name, extra) not in visited:
+                visited.add((name, extra))
+                waiting += [(each, wanted.name) for each in _requirements(distributions[name], extra)]
+    return [distributions[name] for name in sorted(distributions)]
 
 
 def _requirements(dist: Distribution, extra: str) -> list[Requirement]:
@@ -140,7 +140,7 @@ def _files(dist: Distribution) -> dict[str, tuple[Path, str]]:
             f"{dist.name} {dist.version} has no RECORD of its files (it may be the system's own); install it "
             "with pip into this environment"
         )
-    found: dict[str, tuple[Path, str]] = {}
+    contents: dict[str, tuple[Path, str]] = {}
     scripts = {entry.name for entry in dist.entry_points if entry.group.endswith("_scripts")}
     data = f"{_info_name(dist)}.data"
     for each in dist.files:
@@ -149,14 +149,14 @@ def _files(dist: Distribution) -> dict[str, tuple[Path, str]]:
         if place.suffix == ".pyc" or (place.parent.suffix == ".dist-info" and place.name in _OF_INSTALLERS):
             continue
         if ".." not in place.parts:
-            found[str(place)] = (Path(str(each.locate())), digest)
+            contents[str(place)] = (Path(str(each.locate())), digest)
         elif place.parent.name in {"bin", "Scripts"}:
             if place.name.removesuffix(".exe") not in scripts:
-                found[f"{data}/scripts/{place.name}"] = (Path(str(each.locate())), "")
+                contents[f"{data}/scripts/{place.name}"] = (Path(str(each.locate())), "")
         else:
             inside = PurePosixPath(*(part for part in place.parts if part != ".."))
-            found[f"{data}/data/{inside}"] = (Path(str(each.locate())), digest)
-    return found
+            contents[f"{data}/data/{inside}"] = (Path(str(each.locate())), digest)
+    return contents
 
 
 def _info_folder(dist: Distribution, files: Iterable[str]) -> str:

@@ -113,9 +113,9 @@ def _own_modules(recipe: Recipe) -> Iterator[str]:
             continue
         file = module_file(module)
         if file is None or not _INSTALLED & set(file.parts):
-            found = f"is {file} on this machine" if file is not None else "is not installed here"
+            state = f"is {file} on this machine" if file is not None else "is not installed here"
             yield (
-                f"{as_written(where)}.use = {use.use!r}: the module {module} {found}, and pods find only "
+                f"{as_written(where)}.use = {use.use!r}: the module {module} {state}, and pods find only "
                 "what is installed in the image; make a package of it (pyproject.toml), and install it in "
                 "both places"
             )

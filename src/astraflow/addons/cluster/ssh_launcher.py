@@ -209,8 +209,8 @@ def remedy_for(text: str, host: str) -> str:
         "No such file": "set launcher.python to its Python",
         "python -h": "AstraFlow needs Python 3.11 or newer there; set launcher.python to one",
     }
-    found = [remedy for part, remedy in known.items() if part in text]
-    return found[0] if found else f"does `ssh {host} true` work? If not, remove it from launcher.hosts"
+    remedies = [remedy for part, remedy in known.items() if part in text]
+    return remedies[0] if remedies else f"does `ssh {host} true` work? If not, remove it from launcher.hosts"
 
 
 async def _ask_all(config: SshLauncherConfig) -> dict[str, Hello]:
@@ -272,9 +272,9 @@ def _own_address(config: SshLauncherConfig, hellos: Mapping[str, Hello]) -> str:
     callers = {hello.caller for hello in hellos.values()}
     remedy = "set launcher.address to an address of this machine that all hosts can reach"
     if len(callers) != 1:
-        seen = ", ".join(f"{name}: {hello.caller or 'unknown'}" for name, hello in hellos.items())
+        addresses = ", ".join(f"{name}: {hello.caller or 'unknown'}" for name, hello in hellos.items())
         raise ConfigError(
-            f"launcher.address = 'auto': hosts see this machine at several addresses ({seen}); {remedy}"
+            f"launcher.address = 'auto': hosts see this machine at several addresses ({addresses}); {remedy}"
         )
     address = callers.pop()
     if not address or is_loopback(address):

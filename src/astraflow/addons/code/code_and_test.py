@@ -223,8 +223,8 @@ async def _run_cases(task: ScoredTask, program: str, cases: Sequence[_Case]) -> 
 def _find_cases(text: str, pattern: str, *, is_call: bool) -> list[_Case]:
     """The test cases in a text. Cases for a function (`is_call`) that are not JSON are left out, because they
     cannot be run."""
-    found = [match.groupdict() for match in re.finditer(pattern, text, re.DOTALL)]
-    cases = [{"input": groups["input"] or "", "output": groups["output"] or ""} for groups in found]
+    matches = [match.groupdict() for match in re.finditer(pattern, text, re.DOTALL)]
+    cases = [{"input": groups["input"] or "", "output": groups["output"] or ""} for groups in matches]
     return [case for case in cases if not is_call or _is_json(case)]
 
 

@@ -130,15 +130,15 @@ def _row(
         tests.append({"input": _join_lines(given), "output": _join_lines(expected)})
     if not tests:
         return LeftOut("it has no test cases")
-    kept = _limit_tests(tests)
-    if not kept:
+    fitting = _limit_tests(tests)
+    if not fitting:
         return LeftOut("each of its test cases is too large")
     made: PreparedRow = {
         "prompt": prompt,
         "answer": "",
         "function": function,
-        "tests": kept,
-        "tests_left_out": len(tests) - len(kept),
+        "tests": fitting,
+        "tests_left_out": len(tests) - len(fitting),
     }
     return made if own_id is None else {"id": str(own_id), **made}
 

@@ -81,10 +81,10 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
     """
     text = path.read_text(encoding="utf-8-sig")
     try:
-        found: Any = json.loads(text)
+        content: Any = json.loads(text)
     except ValueError:
-        found = [_json_row(line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    listed = cast("list[object]", found if isinstance(found, list) else [found])
+        content = [_json_row(line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    listed = cast("list[object]", content if isinstance(content, list) else [content])
     if wrong := [row for row in listed if not isinstance(row, dict)]:
         raise ValueError(f"it contains {shorten(repr(wrong[0]))}; expected a JSON object for each row")
     rows = cast("list[dict[str, Any]]", listed)

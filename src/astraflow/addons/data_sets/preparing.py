@@ -55,9 +55,9 @@ def prepare(
     Raises: DataError if the folder contains something else, if a published file is missing or has unexpected
     content, or if a checksum differs; UnavailableError if a file cannot be downloaded.
     """
-    if (folder / MANIFEST).is_file() and (found := _find_current(data_set, folder)) is not None:
+    if (folder / MANIFEST).is_file() and (current := _find_current(data_set, folder)) is not None:
         progress(f"{data_set.name}: {folder} is up to date")
-        return verify(data_set, folder) if verifies else found
+        return verify(data_set, folder) if verifies else current
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not (folder / MANIFEST).is_file():
         raise DataError(f"{folder} exists and is not a prepared data set; choose another folder")
@@ -182,14 +182,14 @@ def _assign_ids(
 
     If the data set repeats rows, only the first row of each id is kept.
     """
-    seen: set[str] = set()
+    ids: set[str] = set()
     for number, row in enumerate(rows, start=first):
         row.setdefault("id", str(number))
         if split.is_repeated:
-            if row["id"] in seen:
+            if row["id"] in ids:
                 left_out["it repeats an earlier row"] += 1
                 continue
-            seen.add(row["id"])
+            ids.add(row["id"])
         yield row
 
 

@@ -178,8 +178,8 @@ def _check_data(examined: Examined) -> None:
 
 def _data(name: str, source: TaskSource) -> Finding:
     task = source.task(0)
-    shown = f"{_cut(task.prompt)!r} -> {_cut(task.answer)!r}"
-    return Finding("ok", f"data of {name}", f"{len(source):,} tasks; {task.id}: {shown}")
+    example = f"{_cut(task.prompt)!r} -> {_cut(task.answer)!r}"
+    return Finding("ok", f"data of {name}", f"{len(source):,} tasks; {task.id}: {example}")
 
 
 def _cut(text: str) -> str:

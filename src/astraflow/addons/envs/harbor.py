@@ -181,11 +181,11 @@ class HarborEnvironment(InteractiveEnvironment):
             made = await asyncio.to_thread(self.harbor_task, task)
         except (ConfigError, OSError) as err:
             raise RolloutError(f"task {task.id} cannot be played: {err}", is_retryable=False) from err
-        shown = made.instruction
+        text = made.instruction
         if self._is_full:
-            shown = _INSTRUCTION.format(folder=made.folder, num=self._max_commands, instruction=shown)
+            text = _INSTRUCTION.format(folder=made.folder, num=self._max_commands, instruction=text)
         state = await self._place.begin(made)
-        return HarborEpisode(made, state, made.agent_s or math.inf), Observation(shown)
+        return HarborEpisode(made, state, made.agent_s or math.inf), Observation(text)
 
     async def end(self, state: HarborEpisode) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         await self._place.end(state.state)
@@ -205,12 +205,12 @@ class HarborEnvironment(InteractiveEnvironment):
         started_s = asyncio.get_running_loop().time()
         ran = await self._place.run(state.task, state.state, [ours], is_kept=True)
         state.left_s -= asyncio.get_running_loop().time() - started_s
-        shown = _format_result(ran.ended[0])
+        text = _format_result(ran.ended[0])
         if ran.problem:
-            shown += f"\nThe files that it left are dropped: {ran.problem}"
+            text += f"\nThe files that it left are dropped: {ran.problem}"
         else:
             state.state = ran.state
-        return await self._run_tests(state) if state.left_s <= 0 else Observation(shown)
+        return await self._run_tests(state) if state.left_s <= 0 else Observation(text)
 
     async def solve(self, task: Task, *, is_solved: bool = True) -> float:
         """The reward of the task's own solution, or of doing nothing. It is meant for authors of tasks.
@@ -257,9 +257,10 @@ class HarborEnvironment(InteractiveEnvironment):
         text = ended.found[_REWARD_TEXT]
         scores = ended.found[_REWARD_JSON]
         if text is None and scores is None:
-            said = (ended.stdout[-MAX_QUOTED:] + ended.stderr[-MAX_QUOTED:]).decode(errors="replace")
+            output = (ended.stdout[-MAX_QUOTED:] + ended.stderr[-MAX_QUOTED:]).decode(errors="replace")
             raise RolloutError(
-                f"{where} (exit code {ended.code}) wrote neither {_REWARD_TEXT} nor {_REWARD_JSON}: {said!r}"
+                f"{where} (exit code {ended.code}) wrote neither {_REWARD_TEXT} nor {_REWARD_JSON}: "
+                f"{output!r}"
             )
         raw = text if text is not None else scores or b""
         try:
@@ -274,10 +275,12 @@ class HarborEnvironment(InteractiveEnvironment):
         """Selects the reward among several scores. Raises: ValueError."""
         if not isinstance(scores, dict) or not scores:
             raise ValueError("expected an object with numbers")
-        found = cast("Mapping[str, Any]", scores)
-        if self._reward not in found and len(found) > 1:
-            raise ValueError(f"it has no {self._reward!r} (it has: {', '.join(found)}); set `reward` to one")
-        return found.get(self._reward, next(iter(found.values())))
+        by_name = cast("Mapping[str, Any]", scores)
+        if self._reward not in by_name and len(by_name) > 1:
+            raise ValueError(
+                f"it has no {self._reward!r} (it has: {', '.join(by_name)}); set `reward` to one"
+            )
+        return by_name.get(self._reward, next(iter(by_name.values())))
 
 
 class Harbor(HarborEnvironment):
@@ -380,8 +383,8 @@ def commands_of(reply: str) -> str:
 
 def _format_result(ended: CommandResult) -> str:
     """Formats the result of a command for the policy."""
-    said = (ended.stdout + ended.stderr).decode(errors="replace")
-    text = _CONTROLS.sub("", said.replace("\r\n", "\n"))
+    output = (ended.stdout + ended.stderr).decode(errors="replace")
+    text = _CONTROLS.sub("", output.replace("\r\n", "\n"))
     if len(text) > _MAX_SHOWN:
         half = _MAX_SHOWN // 2
         text = f"{text[:half]}\n[{len(text) - _MAX_SHOWN} characters left out]\n{text[-half:]}"

@@ -181,16 +181,16 @@ class _SandboxEnvironment:
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Copies a file out of the trial. Raises: FileNotFoundError if it does not exist, or is a link."""
-        found = files_at(self._state, source_path).get(".")
-        if found is None:
+        file = files_at(self._state, source_path).get(".")
+        if file is None:
             raise FileNotFoundError(f"the trial has no file {source_path}")
-        await asyncio.to_thread(_write, {Path(target_path): found})
+        await asyncio.to_thread(_write, {Path(target_path): file})
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copies the files of a folder out of the trial. Links are left out."""
-        found = files_at(self._state, source_dir)
+        files = files_at(self._state, source_dir)
         await asyncio.to_thread(Path(target_dir).mkdir, parents=True, exist_ok=True)
-        await asyncio.to_thread(_write, {Path(target_dir) / name: file for name, file in found.items()})
+        await asyncio.to_thread(_write, {Path(target_dir) / name: file for name, file in files.items()})
 
 
 def _read(path: Path) -> BoxFile:

@@ -86,11 +86,11 @@ def _check_written(folder: Path, tensors: Sequence[HostTensor], manifest: Manife
     """Checks that the written tensors are bit-equal to those of the version. Raises: WeightsError."""
     by_name = {tensor.name: tensor for tensor in read_safetensors(folder / "model.safetensors")}
     written = [by_name[tensor.name] for tensor in tensors if tensor.name in by_name]
-    found = _digest(written)
+    digest = _digest(written)
     expected = _digest(tensors)
-    if len(by_name) != len(tensors) or found != expected:
+    if len(by_name) != len(tensors) or digest != expected:
         raise WeightsError(
-            f"policy {manifest.policy!r} version {manifest.version}: the written tensors hash to {found}, "
+            f"policy {manifest.policy!r} version {manifest.version}: the written tensors hash to {digest}, "
             f"expected {expected}; check the disk for errors"
         )
 

@@ -34,8 +34,8 @@ def copy_entries(chosen: Sequence[GalleryItem], to: Path, *, force: bool = False
 def copy_all(to: Path, *, force: bool = False) -> list[Path]:
     """Copies the entire gallery, like `copy_entries`."""
     root = gallery_root()
-    found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if _is_content(path)]
-    return _copy({path.relative_to(root): path for path in found}, to, force=force)
+    paths = [path for folder in FOLDERS for path in (root / folder).rglob("*") if _is_content(path)]
+    return _copy({path.relative_to(root): path for path in paths}, to, force=force)
 
 
 def specs_of(entry: GalleryItem) -> list[tuple[str, str]]:
@@ -81,14 +81,14 @@ def _copy(files: dict[Path, Path], to: Path, *, force: bool) -> list[Path]:
 
 def _needed_by(path: Path, root: Path) -> list[Path]:
     """Returns a file and all files of the gallery that it refers to, directly or indirectly."""
-    seen: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     waiting = parts_of(path)[1] or [path]
     while waiting:
         current = waiting.pop()
-        if current not in seen:
-            seen[current] = None
+        if current not in files:
+            files[current] = None
             waiting += [other for other in _named_in(current, root) if other.is_file()]
-    return list(seen)
+    return list(files)
 
 
 def _named_in(path: Path, root: Path) -> Iterator[Path]:

@@ -26,7 +26,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 from transformers.utils import logging as transformers_logging
 
-from astraflow.addons.gguf.capacity import Capacity, check_disk, check_memory, measure_capacity
+from astraflow.addons.gguf.capacity import FreeSpace, check_disk, check_memory, measure_capacity
 from astraflow.addons.gguf.folder import holds_model, new_folder, write_origin
 from astraflow.addons.gguf.tools_template import with_tools
 from astraflow.errors import DataError
@@ -69,11 +69,11 @@ class _Contents:
         """Bits per weight of the type that most tensors have among the quantized ones; 0 if none is."""
         quantized = {name: num for name, num in self.types.items() if _QUANTIZED.match(name)}
         name = max(quantized, key=lambda name: quantized[name], default="")
-        found = _QUANTIZED.match(name)
-        return int(found[1]) if found else 0
+        match = _QUANTIZED.match(name)
+        return int(match[1]) if match else 0
 
 
-def convert_file(file: Path, out: Path, *, tell: Tell, capacity: Capacity | None = None) -> Path:
+def convert_file(file: Path, out: Path, *, tell: Tell, capacity: FreeSpace | None = None) -> Path:
     """Converts a GGUF file into the model folder `out`, unless that has the model already.
 
     Raises: DataError if the file can't be converted, or if there isn't enough memory or disk space.
@@ -88,7 +88,7 @@ def convert_file(file: Path, out: Path, *, tell: Tell, capacity: Capacity | None
     return out
 
 
-def write_model(file: Path, folder: Path, card: ModelCard, *, tell: Tell, capacity: Capacity) -> None:
+def write_model(file: Path, folder: Path, card: ModelCard, *, tell: Tell, capacity: FreeSpace) -> None:
     """Writes weights, config, tokenizer, and model card into an empty folder.
 
     Raises: DataError, like `convert_file`.

@@ -98,8 +98,8 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
             return ()
         variables = [f"{name}={value}" for name, value in self.env.items()]
         parts = [(), *(own.args for own in self.servers.values())]
-        found = [shlex.join([*variables, self.python, *self.args, *args]) for args in parts]
-        return tuple(dict.fromkeys(found))
+        lines = [shlex.join([*variables, self.python, *self.args, *args]) for args in parts]
+        return tuple(dict.fromkeys(lines))
 
     def for_policy(self, name: str) -> Self:
         """Returns the config of a policy's servers, in a process that sees the GPUs of its service.

@@ -331,8 +331,8 @@ def _answer(reply: Mapping[str, Any], url: str) -> tuple[Message, FinishReason]:
         choice = cast("Mapping[str, Any]", reply["choices"][0])
         content = _with_reasoning(choice["message"])
     except (KeyError, IndexError, TypeError) as err:
-        told = json.dumps(reply)[:_MAX_TOLD]
-        raise RolloutError(f"{url} answered without choices[0].message.content: {told}") from err
+        excerpt = json.dumps(reply)[:_MAX_TOLD]
+        raise RolloutError(f"{url} answered without choices[0].message.content: {excerpt}") from err
     finish_reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
     return Message(role="assistant", content=content), finish_reason
 

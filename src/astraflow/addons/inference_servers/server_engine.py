@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import KEPT_KV, ServerEngineConfig, keeps_cache
-from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp
+from astraflow.addons.inference_servers.server_api import CompletionPart, Gauges, ServerApi, ServerHttp
 from astraflow.addons.inference_servers.server_life import Served, ServerLife
 from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
@@ -284,7 +284,7 @@ class PolicyServer:
         tokens: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
-        kept: list[bool] = []
+        is_old: list[bool] = []
         num_cuts = self._num_cuts
         with self._holding(request):
             while True:
@@ -294,7 +294,7 @@ class PolicyServer:
                 own = self._versions(part)
                 versions += own
                 # vLLM may have computed their context before the version that sampled them came.
-                kept += [version != sent for version in own]
+                is_old += [version != sent for version in own]
                 is_whole = part.end != "abort" or len(tokens) >= max_tokens
                 if is_whole or self._num_cuts > num_cuts:
                     break
@@ -307,7 +307,7 @@ class PolicyServer:
             logprobs=tuple(logprobs),
             versions=tuple(versions),
             finish_reason=finish_reason,
-            streams=(Stream(name=KEPT_KV, dtype="uint8", data=bytes(kept)),) if self._keeps_cache else (),
+            streams=(Stream(name=KEPT_KV, dtype="uint8", data=bytes(is_old)),) if self._keeps_cache else (),
         )
 
     async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
@@ -410,7 +410,7 @@ class PolicyServer:
 
     async def _part(
         self, request: GenerateRequest, tokens: tuple[int, ...], max_tokens: int
-    ) -> tuple[Part, int]:
+    ) -> tuple[CompletionPart, int]:
         """Returns the result of one request, and the version that was served when it was sent.
 
         A part whose version is uncertain is generated again.
@@ -467,7 +467,7 @@ class PolicyServer:
             if not self._num_holders:
                 self._unheld.set()
 
-    def _versions(self, part: Part) -> list[int]:
+    def _versions(self, part: CompletionPart) -> list[int]:
         """Returns the version of each token of a part.
 
         Raises: RolloutError if a token's version is unknown.

@@ -23,7 +23,7 @@ from pathlib import Path
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import Address, Gauges, ServerApi, ServerHttp
 from astraflow.addons.inference_servers.server_process import (
-    ServerProcess,
+    EngineServerProcess,
     server_environment,
     server_program,
 )
@@ -94,7 +94,7 @@ class ServerLife:
         self._folder = folder
         self._changed = changed
         self._http: ServerHttp | None = None
-        self._process: ServerProcess | None = None
+        self._process: EngineServerProcess | None = None
         self._distrusted = asyncio.Event()
         self._num_crashes = 0
         """Number of times that the server ended since a completion was last finished."""
@@ -247,7 +247,7 @@ class ServerLife:
             self._config, python=python, model=self._served.model, address=address, label=label
         )
         async with start_turn(self.name, server_environment(command.env)):
-            self._process = await ServerProcess.start(
+            self._process = await EngineServerProcess.start(
                 self.name, command.argv, env=command.env, folder=self._folder
             )
             await self._until_ready(http)

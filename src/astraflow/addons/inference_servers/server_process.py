@@ -21,7 +21,7 @@ from astraflow.service.kept_process import Care, KeptProcess, OutputLines
 from astraflow.service.loopback import proxy_exemptions
 from astraflow.service.memory import MemoryRecord
 
-__all__ = ["ServerProcess", "check_python", "server_environment", "server_program"]
+__all__ = ["EngineServerProcess", "check_python", "server_environment", "server_program"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,13 +49,13 @@ def server_program(python: str) -> str:
 
     Raises: ConfigError if the program doesn't exist.
     """
-    found = shutil.which(str(Path(python).expanduser()))
-    if found is None:
+    path = shutil.which(str(Path(python).expanduser()))
+    if path is None:
         raise ConfigError(
             f"rollout.engine.python = {python!r} isn't a program on this machine; expected the Python of an "
             "environment that has the server installed (docs/models.md#engines says how to make one)"
         )
-    return str(Path.cwd() / found)
+    return str(Path.cwd() / path)
 
 
 def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -87,7 +87,7 @@ def _looked_up(name: str, value: str) -> str:
     )
 
 
-class ServerProcess:
+class EngineServerProcess:
     """One start of a server. Example: `server = await ServerProcess.start(...)`; `await server.stop()`."""
 
     def __init__(self, process: KeptProcess, output: OutputLines) -> None:
@@ -100,7 +100,7 @@ class ServerProcess:
     @classmethod
     async def start(
         cls, name: str, argv: Sequence[str], *, env: Mapping[str, str], folder: Path
-    ) -> "ServerProcess":
+    ) -> "EngineServerProcess":
         """Starts a program in `folder`, which the keeper deletes if this process dies.
 
         Raises: ConfigError if the program can't be started; DeadlineError if its keeper can't.
@@ -173,8 +173,8 @@ def check_python(named: str, *, library: str, env: Mapping[str, str]) -> None:
             f"{library} installed"
         ) from err
     if asked.returncode:
-        said = last_line(asked.stderr)
+        reason = last_line(asked.stderr)
         raise ConfigError(
-            f"{where} has no {library}{f': {said}' if said else ''}; install it there, e.g. with "
+            f"{where} has no {library}{f': {reason}' if reason else ''}; install it there, e.g. with "
             f"`{python} -m pip install {library}`, or name another Python"
         )

@@ -55,8 +55,8 @@ class ModelJudge:
         A judge whose reply has no clear verdict is asked once more, for the verdict alone.
         """
         config = self._config
-        shown = {"prompt": task.prompt, "answer": task.answer, "text": text}
-        messages = [Message(role="user", content=_MARK.sub(lambda mark: shown[mark[1]], config.prompt))]
+        texts = {"prompt": task.prompt, "answer": task.answer, "text": text}
+        messages = [Message(role="user", content=_MARK.sub(lambda mark: texts[mark[1]], config.prompt))]
         reply = await self._ask(task, messages, policies)
         verdict = last_choice(reply, tuple(config.verdicts))
         if not verdict:

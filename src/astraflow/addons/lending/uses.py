@@ -105,16 +105,16 @@ def read_uses(path: Path) -> list[DeviceUse]:
 
 def _read_lines(path: Path) -> list[UseBegin]:
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    found: list[UseBegin] = []
+    uses: list[UseBegin] = []
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
             break
         kind = DeviceUse if b'"end_ns"' in line else UseBegin
         try:
-            found.append(msgspec.json.decode(line, type=kind))
+            uses.append(msgspec.json.decode(line, type=kind))
         except ValueError as err:
             raise DataError(f"{path}: line {number} is not the use of a device: {err}") from err
-    return found
+    return uses
 
 
 def _unended(lines: Sequence[UseBegin]) -> list[UseBegin]:

@@ -123,13 +123,13 @@ def _split_rounding(text: str) -> tuple[str, str] | None:
         return None
     exact = text[: about.start()].strip()
     decimal = text[about.end() :].strip(" ).")
-    shown = number_of(split_unit(decimal)[0])
+    rounding = number_of(split_unit(decimal)[0])
     value = split_unit(_sides(exact)[-1])[0] if _sides(exact) else ""
     number = number_of(value)
     size = rational_near(value) if number is None else number.value
-    if shown is None or (size is None and _is_name(value)):
+    if rounding is None or (size is None and _is_name(value)):
         return None
-    return (exact, decimal) if size is not None and shown.rounds(size) else ("", "")
+    return (exact, decimal) if size is not None and rounding.rounds(size) else ("", "")
 
 
 def _residues(gold: str, answer: str) -> bool | None:
@@ -227,14 +227,14 @@ def _vectors(gold: str, answer: str) -> bool | None:
 
 def _components(text: str) -> dict[str, str] | None:
     """The factor of each of `i`, `j` and `k` in a sum that has nothing else; None without `j` or `k`."""
-    found: dict[str, str] = {}
+    components: dict[str, str] = {}
     position = 0
     for term in _TERM.finditer(text):
-        if term.start() != position or term[3] in found:
+        if term.start() != position or term[3] in components:
             return None
         position = term.end()
-        found[term[3]] = term[1] + (term[2].strip() or "1")
-    return found if position == len(text) and set(found) & {"j", "k"} else None
+        components[term[3]] = term[1] + (term[2].strip() or "1")
+    return components if position == len(text) and set(components) & {"j", "k"} else None
 
 
 def _piecewise(gold: str, answer: str) -> bool | None:

@@ -47,12 +47,12 @@ def boxes(text: str) -> str | None:
     If a comma, `and` or `or` joins several boxes, all of them are the answer.
     """
     openings = list(_BOX.finditer(text))[-_MAX_BOXES:]
-    found = [span for span in (_box_at(text, opening) for opening in openings) if span is not None]
-    if not found:
+    spans = [span for span in (_box_at(text, opening) for opening in openings) if span is not None]
+    if not spans:
         return None
-    start, _, content = found[-1]
+    start, _, content = spans[-1]
     contents = [content]
-    for box_start, box_end, content in reversed(found[:-1]):
+    for box_start, box_end, content in reversed(spans[:-1]):
         if box_end > start:
             continue  # this box contains the one after it
         between = text[box_end:start]
@@ -97,9 +97,9 @@ def final_answer(text: str) -> str:
     boxed = boxes(text)
     if boxed is not None:
         return stated_value(boxed)
-    said = _find_said_answer(text)
-    if said is not None:
-        return stated_value(said)
+    answer = _find_said_answer(text)
+    if answer is not None:
+        return stated_value(answer)
     if not _is_prose(text):
         return stated_value(text.strip())
     values = _values(text)
@@ -162,12 +162,12 @@ def stated_value(text: str) -> str:
     if counted is not None:
         rest = counted["rest"] or ""
         return text if _CONTRADICTION.search(rest) else counted["value"]
-    said = _STATED.match(plain)
-    if said is not None:
-        value = _AFTER_VALUE.sub("", said["value"])
-        if _WORD.search(said["subject"]) is None:
-            return f"{said['subject']} = {said['value']}"
-        is_clear = not (_CONTRADICTION.search(value) or _OTHER_STATEMENT.search(said["subject"]))
+    statement = _STATED.match(plain)
+    if statement is not None:
+        value = _AFTER_VALUE.sub("", statement["value"])
+        if _WORD.search(statement["subject"]) is None:
+            return f"{statement['subject']} = {statement['value']}"
+        is_clear = not (_CONTRADICTION.search(value) or _OTHER_STATEMENT.search(statement["subject"]))
         return value if is_clear and not _is_long(value) else text
     first = _STATED_FIRST.match(plain)
     if first is not None and not _CONTRADICTION.search(first["rest"]):
@@ -180,8 +180,8 @@ def _find_said_answer(text: str) -> str | None:
 
     If a formula follows, it is the answer. The answer of a long sentence is its first value.
     """
-    for said in reversed(list(_SAID.finditer(text))):
-        rest = text[said.end() :].lstrip(" *:\n")
+    for statement in reversed(list(_SAID.finditer(text))):
+        rest = text[statement.end() :].lstrip(" *:\n")
         span = _MATH_SPAN.match(rest)
         if span is not None and not _continues(rest[span.end() :]):
             return span.group(span.lastgroup or 0)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from astraflow.addons.megatron.groups import ModelGroups
 from astraflow.addons.megatron.library import megatron
-from astraflow.addons.megatron.mapping import Piece
+from astraflow.addons.megatron.mapping import WeightPiece
 from astraflow.addons.megatron.passes import SplitModel
 from astraflow.errors import TrainingError
 from astraflow.protocols import AdamStep, Objective
@@ -72,12 +72,12 @@ class TrainedPolicy(SplitModel):
             *zip(optimizer.model_fp32_groups, optimizer.shard_fp32_groups, strict=True),
             *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),
         ]
-        found: dict[str, tuple[Tensor, int]] = {}
+        own: dict[str, tuple[Tensor, int]] = {}
         for parameters, shards in pairs:
             for parameter, shard in zip(parameters, shards, strict=True):
                 first = optimizer._get_model_param_range_map(parameter)["param"].start
-                found[names[parameter]] = (shard, int(first))
-        return found
+                own[names[parameter]] = (shard, int(first))
+        return own
 
     def forward_backward(self, columns: Columns, parts: Sequence[Ints], objective: Objective) -> int:
         """See `TrainerBackend.forward_backward`."""
@@ -175,7 +175,7 @@ class TrainedPolicy(SplitModel):
                 self._load_average(saved, average)
 
     def _load_average(self, saved: Any, average: str) -> None:
-        def read(piece: Piece, into: Tensor) -> None:
+        def read(piece: WeightPiece, into: Tensor) -> None:
             saved.read(piece.name, average, into, offset=self.weights.offset(piece))
 
         def write(name: str, values: Tensor) -> None:
@@ -211,10 +211,12 @@ class TrainedPolicy(SplitModel):
             dist.all_reduce(whole, group=self.groups.copies_group)
         return whole.view(parameter.shape)
 
-    def _written(self, parameter: str) -> list[Piece]:
+    def _written(self, parameter: str) -> list[WeightPiece]:
         """The pieces of a parameter whose state this rank writes: one of several ranks that have it."""
         if self.groups.copies.rank:
             return []
         is_first = self.groups.tensor_rank == 0
-        found = [piece for piece in self.weights.pieces if piece.parameter == parameter and not piece.is_copy]
-        return [piece for piece in found if is_first or piece.dim is not None]
+        pieces = [
+            piece for piece in self.weights.pieces if piece.parameter == parameter and not piece.is_copy
+        ]
+        return [piece for piece in pieces if is_first or piece.dim is not None]

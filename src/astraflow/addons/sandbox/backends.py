@@ -18,7 +18,7 @@ from astraflow.addons.sandbox.inside.kernel import landlock_version
 from astraflow.addons.sandbox.inside.seccomp import is_known_machine
 from astraflow.addons.sandbox.interpreter import Interpreter, examine
 from astraflow.addons.sandbox.openings import NO_OPENINGS, Openings, openings_for
-from astraflow.addons.sandbox.verdict import Kind, Limits, Program
+from astraflow.addons.sandbox.verdict import BoxLimits, Kind, Program
 from astraflow.errors import ConfigError, Error
 
 __all__ = ["BACKENDS", "Backend", "BoxMaker", "advice", "chosen_maker", "tried_maker"]
@@ -27,7 +27,7 @@ Backend = Literal["bubblewrap", "namespaces"]
 BACKENDS: tuple[Backend, ...] = ("bubblewrap", "namespaces")
 """In order of preference: bubblewrap is small, mature, and widely used."""
 
-_FIRST = Limits(cpu_s=10.0, wall_s=30.0)
+_FIRST = BoxLimits(cpu_s=10.0, wall_s=30.0)
 _FIRST_AGENT = CommandLimits(wall_s=30.0)
 _ANY_PORT = 50_000
 """The open port of the box that is tried. It can be any port, because no episode is running yet."""

@@ -25,14 +25,21 @@ from typing import IO, Any, Self
 import msgspec
 
 import astraflow
-from astraflow.addons.sandbox.command import MAX_RESULT_BYTES, Command, CommandEnded, CommandLimits
+from astraflow.addons.sandbox.command import MAX_RESULT_BYTES, BoxCommand, CommandEnded, CommandLimits
 from astraflow.addons.sandbox.inside.command import EXIT_UNSTARTABLE, REPORT_HEAD
 from astraflow.addons.sandbox.inside.enter import Plan, boot_code
 from astraflow.addons.sandbox.inside.program import BOX_FOLDER, FOLDER, STDIN_PATHS
 from astraflow.addons.sandbox.interpreter import Interpreter
 from astraflow.addons.sandbox.openings import NO_OPENINGS, Openings
 from astraflow.addons.sandbox.passage import passage
-from astraflow.addons.sandbox.verdict import Ended, Kind, Limits, Program, Verdict, verdict_of
+from astraflow.addons.sandbox.verdict import (
+    BoxLimits,
+    Kind,
+    Program,
+    ProgramReport,
+    ProgramVerdict,
+    verdict_of,
+)
 from astraflow.errors import SandboxError
 from astraflow.service import frames
 
@@ -115,13 +122,13 @@ class Box:
             raise
         return box
 
-    async def run(self, program: Program) -> Verdict:
+    async def run(self, program: Program) -> ProgramVerdict:
         """Runs a program to its end. After any exception, including cancellation, the box must be closed.
 
         Raises: SandboxError if the box failed.
         """
         if program.refusal:
-            return Verdict(Kind.REFUSED, "", "", cpu_s=0.0, peak_bytes=0, reason=program.refusal)
+            return ProgramVerdict(Kind.REFUSED, "", "", cpu_s=0.0, peak_bytes=0, reason=program.refusal)
         limits = program.limits
         ended, (stdout, stderr, _) = await self._answer(
             {"is_command": False, "limits": dataclasses.asdict(limits), "files": list(program.files)},
@@ -132,7 +139,7 @@ class Box:
             raise SandboxError(f"a program could not be started in its box: {ended.problem}")
         return verdict_of(ended, limits, stdout, stderr)
 
-    async def execute(self, command: Command) -> CommandEnded:
+    async def execute(self, command: BoxCommand) -> CommandEnded:
         """Runs an agent program to its end. The box must have openings, and must be closed afterwards.
 
         Raises: SandboxError if the box failed.
@@ -169,8 +176,8 @@ class Box:
         )
 
     async def _answer(
-        self, head: Mapping[str, Any], parts: Sequence[bytes], limits: Limits | CommandLimits
-    ) -> tuple[Ended, list[bytes]]:
+        self, head: Mapping[str, Any], parts: Sequence[bytes], limits: BoxLimits | CommandLimits
+    ) -> tuple[ProgramReport, list[bytes]]:
         """Has the zygote run a program. Returns how it ended, its two outputs, and its keeper's report."""
         longest_s = limits.wall_s + _GRACE_S
         try:
@@ -183,7 +190,7 @@ class Box:
         except ConnectionError:
             raise SandboxError(f"a box has ended: {self._last_words()}") from None
         try:
-            return msgspec.convert(reply, Ended), outputs
+            return msgspec.convert(reply, ProgramReport), outputs
         except msgspec.ValidationError as err:
             raise SandboxError(f"a box does not answer as it should: {err}") from err
 

@@ -89,8 +89,10 @@ def _interpreter(
 
     `folders`: the standard library. `mapped`: files that the interpreter has mapped into memory.
     """
-    shown = (*folders, *packages)
-    files = [path for path in mapped if not any(Path(path).is_relative_to(folder) for folder in shown)]
+    visible_folders = (*folders, *packages)
+    files = [
+        path for path in mapped if not any(Path(path).is_relative_to(folder) for folder in visible_folders)
+    ]
     loading = [path for path in _LOADING if os.path.exists(path)]
     links = [link for path in files for link in _links_to(path)]
     visible = {path: os.path.realpath(path) for path in (executable, *files, *links, *loading, *folders)}

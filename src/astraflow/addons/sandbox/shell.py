@@ -20,7 +20,7 @@ from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.inside import shell as inside
 from astraflow.addons.sandbox.openings import openings_of_a_shell
 from astraflow.addons.sandbox.pool import Sandbox
-from astraflow.addons.sandbox.verdict import Limits
+from astraflow.addons.sandbox.verdict import BoxLimits
 from astraflow.errors import ConfigError, SandboxError
 from astraflow.service.loopback import proxy_exemptions
 
@@ -167,15 +167,15 @@ def files_at(state: bytes, path: str) -> dict[str, BoxFile]:
     Raises: ConfigError for a path at which commands cannot write.
     """
     place = PurePosixPath(_member(path))
-    found: dict[str, BoxFile] = {}
+    files: dict[str, BoxFile] = {}
     with tarfile.open(fileobj=io.BytesIO(state)) as tar:
         for entry in tar:
             name = PurePosixPath(entry.name)
             is_plain = entry.isfile() and not entry.issparse() and ".." not in name.parts
             file = tar.extractfile(entry) if is_plain and name.is_relative_to(place) else None
             if file is not None:
-                found[str(name.relative_to(place))] = BoxFile(file.read(), bool(entry.mode & 0o100))
-    return found
+                files[str(name.relative_to(place))] = BoxFile(file.read(), bool(entry.mode & 0o100))
+    return files
 
 
 def checked_path(path: str) -> str:
@@ -246,11 +246,11 @@ async def run_commands(
 _SOURCE = Path(inside.__file__).read_text(encoding="utf-8")
 
 
-def _limits(commands: Sequence[ShellCommand], limits: ShellLimits, max_state: int) -> Limits:
+def _limits(commands: Sequence[ShellCommand], limits: ShellLimits, max_state: int) -> BoxLimits:
     """Returns the limits of the program around the commands."""
     wall_s = sum(each.timeout_s for each in commands) + _STARTING_S
     read = sum(2 + len(each.reads) for each in commands) * limits.output_bytes
-    return Limits(
+    return BoxLimits(
         cpu_s=3600.0,  # wall time limits each command
         wall_s=min(wall_s, 3600.0),
         memory_bytes=max(limits.memory_bytes, _SMALLEST_MEMORY),

@@ -159,8 +159,8 @@ async def search(
         if not queries:
             break
         allowed = queries[: max_searches - searches.num]
-        found = [await searches.run(query) for query in allowed]
-        texts = [_text(each, passage, max_passage_chars) for each in found]
+        outcomes = [await searches.run(query) for query in allowed]
+        texts = [_text(each, passage, max_passage_chars) for each in outcomes]
         texts += ["no searches are left; give your answer"] * (len(queries) - len(allowed))
         if in_calls:
             messages = [Message(role="tool", content=text, name=SEARCH_TOOL.name) for text in texts]
@@ -188,10 +188,10 @@ class _SearchLog:
     async def run(self, query: _Query) -> _SearchResult:
         """Searches for a query. Raises: RolloutError if it takes too long."""
         self.num += 1
-        found = _SearchResult(problem=query.problem) if query.problem else await self._search(query.text)
-        self._num_errors += bool(found.problem)
-        self._num_empty += not found.problem and not found.documents
-        return found
+        result = _SearchResult(problem=query.problem) if query.problem else await self._search(query.text)
+        self._num_errors += bool(result.problem)
+        self._num_empty += not result.problem and not result.documents
+        return result
 
     async def _search(self, query: str) -> _SearchResult:
         index = await asyncio.to_thread(self._index)  # the first search of a service opens it
@@ -231,11 +231,11 @@ def _read_query(call: ToolCall) -> _Query:
     return _Query(query)
 
 
-def _text(found: _SearchResult, passage: str, max_chars: int) -> str:
-    if found.problem:
-        return f"error: {found.problem}"
-    shown = [
+def _text(result: _SearchResult, passage: str, max_chars: int) -> str:
+    if result.problem:
+        return f"error: {result.problem}"
+    passages = [
         passage.format(number=number, title=document.title, text=document.text[:max_chars])
-        for number, document in enumerate(found.documents, start=1)
+        for number, document in enumerate(result.documents, start=1)
     ]
-    return "\n".join(shown) or _NOTHING_FOUND
+    return "\n".join(passages) or _NOTHING_FOUND

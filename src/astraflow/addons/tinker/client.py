@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.addons.tinker.losses import LOSSES_BY_INPUTS, SummedLoss, cross_entropy
-from astraflow.addons.tinker.sampling import ApiFuture, Sampler, SamplingClient
+from astraflow.addons.tinker.sampling import ApiFuture, EngineSampler, SamplingClient
 from astraflow.addons.tinker.wire_types import (
     AdamParams,
     Datum,
@@ -96,7 +96,7 @@ class TrainingClient:
         self._policy = policy
         self._states = states
         self._run = run
-        self._sampler = Sampler(make_engine) if make_engine else None
+        self._sampler = EngineSampler(make_engine) if make_engine else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verbs")
         self._saved: WeightSnapshot | None = None
         self._num_saved = 0

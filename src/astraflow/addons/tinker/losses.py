@@ -105,9 +105,9 @@ class SummedLoss:
         trained, (logprobs, per_token) = self._parts.read()
         _check_ratios(self.columns, trained, logprobs - self.columns.behavior_logprobs[trained])
         check_finite(self.columns, trained, per_token)
-        found = np.zeros(len(self.columns.trained_idx), dtype=np.float32)
-        found[trained] = logprobs
-        return float(per_token.sum(dtype=np.float64)), found
+        values = np.zeros(len(self.columns.trained_idx), dtype=np.float32)
+        values[trained] = logprobs
+        return float(per_token.sum(dtype=np.float64)), values
 
 
 def _check_ratios(columns: Columns, trained: Ints, log_ratios: Floats) -> None:

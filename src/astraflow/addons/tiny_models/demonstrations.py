@@ -100,12 +100,12 @@ def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Rando
         if rng.random() < config.solve_frac:
             made.append(Demonstration(prompt, right))
             continue
-        shown = right if rng.random() < config.right_frac else _wrong_working(a, b, rng)
-        believed = right if rng.random() < _careful_share(config, idx / num) else shown
-        verdict = "y" if shown == believed else "n"
+        working = right if rng.random() < config.right_frac else _wrong_working(a, b, rng)
+        believed = right if rng.random() < _careful_share(config, idx / num) else working
+        verdict = "y" if working == believed else "n"
         if rng.random() < config.flawed_frac:
             verdict = rng.choice("yn")
-        made.append(Demonstration(f"{prompt}{shown}?", f"{_marked(shown, believed)}={verdict}"))
+        made.append(Demonstration(f"{prompt}{working}?", f"{_marked(working, believed)}={verdict}"))
     return made
 
 
@@ -115,13 +115,13 @@ def _careful_share(config: AdditionConfig | AdditionCheckConfig, progress: float
     return first + (last - first) * progress
 
 
-def _marked(shown: str, believed: str) -> str:
+def _marked(working: str, believed: str) -> str:
     """Returns the column sums that are believed to be right, each marked with `y` or `n`.
 
     The mark is `y` if the shown sum is the same. Example: `15y11n13n` if `15,11,13` is believed and
     `15,10,12` is shown.
     """
-    pairs = zip(*(text.partition("=")[0].split(",") for text in (shown, believed)), strict=True)
+    pairs = zip(*(text.partition("=")[0].split(",") for text in (working, believed)), strict=True)
     return "".join(f"{column}{'y' if given == column else 'n'}" for given, column in pairs)
 
 

@@ -54,10 +54,12 @@ def teach_model(spec: TaughtModel, out: Path, *, tell: _Tell) -> Path:
             f"base = {spec.base!r}: there is no such model folder or spec{nearest_hint(spec.base, known)}"
         )
     start = spec.warm_start
-    shown = list(make_demonstrations(spec.demonstrations, num=start.steps * start.batch_size, seed=spec.seed))
+    demonstrations = list(
+        make_demonstrations(spec.demonstrations, num=start.steps * start.batch_size, seed=spec.seed)
+    )
     if start.shuffle:
-        random.Random(spec.seed).shuffle(shown)
-    rows = _encode(shown, model_path(base))
+        random.Random(spec.seed).shuffle(demonstrations)
+    rows = _encode(demonstrations, model_path(base))
     with new_folder(out) as scratch:
         tell(f"model {spec.name}: {len(rows):,} examples for a copy of {base}")
         _teach(model_path(base), rows, spec, scratch / "new", tell)
@@ -82,13 +84,13 @@ def _encode(demonstrations: Sequence[Demonstration], base: Path) -> list[_Row]:
     renderer = load_renderer(base)
     tokenizer = load_tokenizer(base)
     rows: list[_Row] = []
-    for shown in demonstrations:
-        chat = shown.conversation
+    for demonstration in demonstrations:
+        chat = demonstration.conversation
         places = [place for place, message in enumerate(chat) if message.role == "assistant"]
         if not places:
             raise ConfigError(f"the demonstration {chat!r} has no message of the role `assistant` to learn")
         for place in places:
-            prompt = renderer.with_tools(shown.tools).render(chat[:place])
+            prompt = renderer.with_tools(demonstration.tools).render(chat[:place])
             words: list[int] = tokenizer.encode(chat[place].content, add_special_tokens=False)
             reply = [*words, tokenizer.eos_token_id]
             rows.append(([*prompt, *reply], [IGNORED] * len(prompt) + reply))

@@ -239,7 +239,7 @@ def _image_rules(sizes: ArchitectureConfig, tokenizer: PreTrainedTokenizerFast) 
 
 def _preprocessor(rules: ImageRules) -> str:
     """Returns the text of `preprocessor_config.json`, in the format of the published Qwen-VL folders."""
-    shown = {
+    settings = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "patch_size": rules.patch,
         "merge_size": rules.merge,
@@ -248,7 +248,7 @@ def _preprocessor(rules: ImageRules) -> str:
         "image_mean": rules.mean,
         "image_std": rules.std,
     }
-    return json.dumps(shown, indent=2) + "\n"
+    return json.dumps(settings, indent=2) + "\n"
 
 
 @contextmanager

@@ -129,16 +129,16 @@ def _encode(
     encode = cast("Callable[[list[str]], Any]", tokenizer)
     encoded = iter(cast("list[list[int]]", encode(texts)["input_ids"]) if texts else [])
     rows: list[_Row] = []
-    for shown in demonstrations:
+    for demonstration in demonstrations:
         ids = list(next(encoded))
         targets = [IGNORED] * len(ids)
-        for message in shown.conversation:
+        for message in demonstration.conversation:
             words = next(encoded)
             is_learned = message.role == "assistant"
             ids += [opening, *words, end] if is_learned else words
             targets += [IGNORED, *words, end] if is_learned else [IGNORED] * len(words)
-        _check(shown, ids, targets, unknown=cast("int", tokenizer.unk_token_id))
-        uris = [each.uri for message in shown.conversation for each in message.images]
+        _check(demonstration, ids, targets, unknown=cast("int", tokenizer.unk_token_id))
+        uris = [each.uri for message in demonstration.conversation for each in message.images]
         rows.append((ids, targets, () if images is None else place_images(images, ids, uris)))
     return rows
 
@@ -160,8 +160,8 @@ def _text(message: Message, images: ImageRules | None) -> str:
     return text
 
 
-def _check(shown: Demonstration, ids: Sequence[int], targets: Sequence[int], *, unknown: int) -> None:
-    turns = " -> ".join(repr(message.content) for message in shown.conversation)
+def _check(demonstration: Demonstration, ids: Sequence[int], targets: Sequence[int], *, unknown: int) -> None:
+    turns = " -> ".join(repr(message.content) for message in demonstration.conversation)
     if unknown in ids:
         raise ConfigError(f"tokenizer.characters lack a character of the demonstration {turns}")
     if all(target == IGNORED for target in targets):

@@ -123,13 +123,13 @@ def _sample_rows(journal: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
     values = (row.get("policy"), row.get("version"), 64 * _MOST_ROWS)
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
-            found = database.execute(query, values).fetchall()
+            samples = database.execute(query, values).fetchall()
     except UNREADABLE:
         return []
-    own = [each for each in found if str(each[0]).startswith(f"{row.get('eval_set')}/")]
+    own = [each for each in samples if str(each[0]).startswith(f"{row.get('eval_set')}/")]
     segments = SegmentReader(journal / "segments")
     try:
-        newest = (own or found)[:_MOST_ROWS]
+        newest = (own or samples)[:_MOST_ROWS]
         return [_make_row(segments, *each) for each in reversed(newest)]
     finally:
         segments.close()

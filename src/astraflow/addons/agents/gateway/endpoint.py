@@ -300,9 +300,9 @@ class EpisodeEndpoint:
                 "unsupported_value",
             )
         new = parsed.hint.add_to(new, earlier.messages)
-        shown = await render_prompt(parsed.hosted, earlier, new)
-        start = start or self._find_start_by_tokens(parsed, shown) or self._find_edited(parsed)
-        return _RenderedRequest(shown, start.chat if start else None)
+        prompt = await render_prompt(parsed.hosted, earlier, new)
+        start = start or self._find_start_by_tokens(parsed, prompt) or self._find_edited(parsed)
+        return _RenderedRequest(prompt, start.chat if start else None)
 
     # --- who answers, and how ---
 

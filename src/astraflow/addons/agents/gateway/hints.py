@@ -31,9 +31,9 @@ class Hint(msgspec.Struct, frozen=True):
     """`json_schema`: the reply must be JSON; `json_object`: a JSON object; empty: any text. A tool call is
     always valid."""
 
-    def add_to(self, new: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
-        """Adds the lines after the last message of `new`, except for those that `said` already shows."""
-        texts = [message.content for message in said if message.role != "assistant"]
+    def add_to(self, new: Sequence[Message], history: Sequence[Message]) -> tuple[Message, ...]:
+        """Adds the lines after the last message of `new`, except for those that `history` already shows."""
+        texts = [message.content for message in history if message.role != "assistant"]
         lines = [line for line in self.lines if not any(line in text for text in texts)]
         if not lines:
             return tuple(new)

@@ -216,15 +216,17 @@ def _with_call(message: ChatMessage, item: InputItem) -> ChatMessage:
 
 def _chat_tools(tools: Sequence[_Tool]) -> tuple[ChatTool, ...]:
     """Converts tools to chat tools. The tools of a group get the group's name as a prefix."""
-    found: list[ChatTool] = []
+    chat_tools: list[ChatTool] = []
     for tool in tools:
         if tool.type == "namespace":
-            found += [_chat_tool(each, tool.name) for each in tool.tools or ()]
+            chat_tools += [_chat_tool(each, tool.name) for each in tool.tools or ()]
         else:
-            found.append(_chat_tool(tool, None))
-    if len(found) > _MAX_PARTS:
-        raise bad_request(f"tools: there are {len(found)} with those of groups; there may be {_MAX_PARTS}")
-    return tuple(found)
+            chat_tools.append(_chat_tool(tool, None))
+    if len(chat_tools) > _MAX_PARTS:
+        raise bad_request(
+            f"tools: there are {len(chat_tools)} with those of groups; there may be {_MAX_PARTS}"
+        )
+    return tuple(chat_tools)
 
 
 def _chat_tool(tool: _Tool | _GroupedTool, namespace: str | None) -> ChatTool:

@@ -217,8 +217,8 @@ def _own_folders() -> list[str]:
     that are not part of an installation."""
     here = str(Path.cwd())
     installed = (sys.prefix, sys.base_prefix, str(_PACKAGE.parent))
-    found = [path for path in sys.path if path and Path(path).is_dir() and not path.startswith(installed)]
-    return list(dict.fromkeys([here, *found]))
+    own = [path for path in sys.path if path and Path(path).is_dir() and not path.startswith(installed)]
+    return list(dict.fromkeys([here, *own]))
 
 
 def _decode_info(config: HostConfig, answer: Frame) -> HostInfo:

@@ -71,9 +71,9 @@ def _mount_devices() -> None:
     In the box, root can still open files that belong to root, and a disk's device is such a file.
     """
     names = [name for name in os.listdir("/dev") if name in _DEVICES or name.startswith("nvidia")]
-    kept = {name: os.open(f"/dev/{name}", os.O_PATH) for name in names}
+    devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in names}
     kernel.mount("tmpfs", "/dev", kind="tmpfs", flags=kernel.MS_NOSUID, options="mode=755")
-    for name, fd in kept.items():
+    for name, fd in devices.items():
         kernel.bind_opened(fd, f"/dev/{name}")
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")

@@ -109,8 +109,8 @@ def _filter(
     column = _MACHINES.index(machine)
 
     def numbers(calls: Mapping[str, Numbers]) -> list[int]:
-        found = [number[column] for number in calls.values()]
-        return [number for number in found if number is not None]
+        column_numbers = [number[column] for number in calls.values()]
+        return [number for number in column_numbers if number is not None]
 
     code = [
         # Calls of another architecture, such as 32-bit calls, have other numbers, so they end the program.

@@ -142,11 +142,11 @@ def _watch(process: "subprocess.Popen[bytes]", until_s: float, most: int) -> tup
         poll.register(fd, select.POLLIN)
     is_running = True
     while is_running and (left_s := until_s - time.monotonic()) > 0:
-        found = {fd for fd, _ in poll.poll(left_s * 1000 + 1)}
-        for fd in found & sinks.keys():
+        ready = {fd for fd, _ in poll.poll(left_s * 1000 + 1)}
+        for fd in ready & sinks.keys():
             if not _take(fd, sinks[fd], most):
                 poll.unregister(fd)
-        is_running = ended not in found
+        is_running = ended not in ready
     # This is the first process of its namespace, so -1 means all other processes in it.
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)

@@ -70,7 +70,7 @@ _PROBE_S = 0.05
 """CPU time of the computation that measures how busy the machine is. It spans several time slices."""
 _BACKLOG = 128
 """Largest number of connections to the gateway that wait for the service to accept them."""
-_Order = program.Order | command.CommandOrder
+_Order = program.ProgramOrder | command.CommandOrder
 
 
 def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int, processes: int) -> None:
@@ -109,11 +109,11 @@ def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes], memory:
     if head["is_command"]:
         return command.CommandOrder(json.loads(source), files, limits, seccomp.agent_filter())
     if limits["runs_commands"]:
-        return program.Order(source, files, limits, seccomp.agent_filter())
+        return program.ProgramOrder(source, files, limits, seccomp.agent_filter())
     may_start_processes = limits["num_processes"] > 1
     # Only one process is measured, so the address space of several is limited.
     reserved = 0 if may_start_processes or not memory.is_measurable else RESERVED_BYTES
-    return program.Order(source, files, limits, _filter_of(may_start_processes), reserved)
+    return program.ProgramOrder(source, files, limits, _filter_of(may_start_processes), reserved)
 
 
 @cache
@@ -153,7 +153,7 @@ def _verdict(
     started_s = time.monotonic()
     pid, watched = _forked(order, stdin)
     try:
-        measured = memory if isinstance(order, program.Order) and order.reserved_bytes else None
+        measured = memory if isinstance(order, program.ProgramOrder) and order.reserved_bytes else None
         is_late = watched.wait(started_s + order.limits["wall_s"], control, measured)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -269,13 +269,13 @@ class _Watched:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return True
-            found = {fd for fd, _ in poll.poll(min(left_s, longest_s) * 1000 + 1)}
-            if control.fileno() in found:
+            ready = {fd for fd, _ in poll.poll(min(left_s, longest_s) * 1000 + 1)}
+            if control.fileno() in ready:
                 os._exit(0)
-            for fd in found & sinks.keys():
+            for fd in ready & sinks.keys():
                 if not self._read(fd, sinks[fd]):
                     poll.unregister(fd)
-            if self.ended_fd in found:
+            if self.ended_fd in ready:
                 self._read_rest(sinks)
                 return False
             self.is_over_memory = memory is not None and memory.used_bytes(self.ended_fd) > self.max_memory

@@ -66,8 +66,8 @@ class Bm25:
         if not words:
             raise QueryError(_why_empty(query))
         num_found = min(num, int(self._index.scores["num_docs"]))
-        found, scores = self._index.retrieve([words], k=num_found, show_progress=False)
-        return [int(idx) for idx, score in zip(found[0], scores[0], strict=True) if score > 0]
+        ranking, scores = self._index.retrieve([words], k=num_found, show_progress=False)
+        return [int(idx) for idx, score in zip(ranking[0], scores[0], strict=True) if score > 0]
 
 
 def _words(query: str, *, stop_words: str | None) -> Sequence[str]:

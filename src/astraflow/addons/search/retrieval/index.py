@@ -187,10 +187,10 @@ def _make_documents(use: Use) -> list[Document]:
         raise
     except Exception as err:  # user code may raise anything
         raise DataError(f"index.documents: {use.use} raised {describe_error(err)}") from err
-    found = [document_from(row, where=f"{use.use}, document {idx}") for idx, row in enumerate(rows)]
-    if not found:
+    documents = [document_from(row, where=f"{use.use}, document {idx}") for idx, row in enumerate(rows)]
+    if not documents:
         raise DataError(f"index.documents: {use.use} returned no documents")
-    return found
+    return documents
 
 
 # --- building -------------------------------------------------------------------------------------

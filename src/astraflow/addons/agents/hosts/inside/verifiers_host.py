@@ -158,14 +158,14 @@ def _last_error(ended: Any) -> Any:
 
 def _metrics(traces: Sequence[Any], *, names_role: bool) -> dict[str, float]:
     """The mean of each reward and metric over the runs of a role."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for trace in traces:
         where = f"{trace.agent.name}/" if names_role else ""
         rewards = {f"reward/{name}": each.score for name, each in trace.rewards.items() if each is not None}
         metrics = {name: value for name, value in trace.metrics.items() if value is not None}
         for name, value in {**rewards, **metrics}.items():
-            found.setdefault(f"{where}{name}", []).append(float(value))
-    means = {name: sum(values) / len(values) for name, values in found.items()}
+            by_name.setdefault(f"{where}{name}", []).append(float(value))
+    means = {name: sum(values) / len(values) for name, values in by_name.items()}
     return dict(list(means.items())[:_MAX_METRICS])
 
 
