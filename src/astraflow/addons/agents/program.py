@@ -119,21 +119,17 @@ def program_agent(config: ProgramConfig, parser: CallParser, private: tuple[Path
 def _environment(own_names: tuple[str, ...], endpoint: Endpoint, model: str) -> dict[str, str]:
     """A program's variables: the necessary ones of the service, those named in the recipe, and the
     episode's."""
-    return {
+    variables = {
         **passed_variables(own_names),
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,
-        **_anthropic_variables(own_names, endpoint),
         "ASTRAFLOW_MODEL": model,
         "ASTRAFLOW_RESULT_URL": endpoint.result_url,
     }
-
-
-def _anthropic_variables(own_names: tuple[str, ...], endpoint: Endpoint) -> dict[str, str]:
-    """The variables for Anthropic's clients; none if the recipe keeps the user's own."""
-    if any(name.startswith("ANTHROPIC_") for name in own_names):
-        return {}
-    return {"ANTHROPIC_BASE_URL": endpoint.anthropic_url, "ANTHROPIC_API_KEY": endpoint.api_key}
+    if not any(name.startswith("ANTHROPIC_") for name in own_names):  # else the recipe keeps the user's own
+        variables["ANTHROPIC_BASE_URL"] = endpoint.anthropic_url
+        variables["ANTHROPIC_API_KEY"] = endpoint.api_key
+    return variables
 
 
 def _read_report(result: bytes | None) -> AgentReport | None:

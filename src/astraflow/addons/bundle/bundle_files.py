@@ -19,7 +19,6 @@ from astraflow.user_input.user_files import check_regular, format_path
 __all__ = ["CHECKSUMS", "copy_files", "files_of", "whole_or_nothing", "write_checksums"]
 
 CHECKSUMS = "checksums.txt"
-_BLOCK_BYTES = 1 << 20
 
 
 def files_of(source: Path) -> dict[str, Path]:

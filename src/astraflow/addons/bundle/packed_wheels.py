@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -101,7 +101,10 @@ def _built(dist: Distribution, source: Path, to: Path) -> Path:
 
 def _packed(dist: Distribution, to: Path) -> Path:
     files = _files(dist)
-    info = _info_folder(dist, files)
+    folders = (place.split("/")[0] for place in files)
+    info = next((name for name in folders if name.endswith(".dist-info")), "")
+    if not info:
+        raise DataError(f"{dist.name} {dist.version} has no dist-info folder; install it with pip again")
     wheel_text = dist.read_text("WHEEL") or ""
     tags = [line.partition(":")[2].strip() for line in wheel_text.splitlines() if line.startswith("Tag:")]
     if not tags:
@@ -142,7 +145,9 @@ def _files(dist: Distribution) -> dict[str, tuple[Path, str]]:
         )
     contents: dict[str, tuple[Path, str]] = {}
     scripts = {entry.name for entry in dist.entry_points if entry.group.endswith("_scripts")}
-    data = f"{_info_name(dist)}.data"
+    folders = [PurePosixPath(each).parts[0] for each in dist.files]
+    infos = (name.removesuffix(".dist-info") for name in folders if name.endswith(".dist-info"))
+    data = f"{next(infos, dist.name)}.data"
     for each in dist.files:
         place = PurePosixPath(each)
         digest = f"{each.hash.mode}={each.hash.value}" if each.hash else ""
@@ -157,18 +162,6 @@ def _files(dist: Distribution) -> dict[str, tuple[Path, str]]:
             inside = PurePosixPath(*(part for part in place.parts if part != ".."))
             contents[f"{data}/data/{inside}"] = (Path(str(each.locate())), digest)
     return contents
-
-
-def _info_folder(dist: Distribution, files: Iterable[str]) -> str:
-    info = next((place.split("/")[0] for place in files if place.split("/")[0].endswith(".dist-info")), "")
-    if not info:
-        raise DataError(f"{dist.name} {dist.version} has no dist-info folder; install it with pip again")
-    return info
-
-
-def _info_name(dist: Distribution) -> str:
-    names: Sequence[str] = [PurePosixPath(each).parts[0] for each in dist.files or ()]
-    return next((name.removesuffix(".dist-info") for name in names if name.endswith(".dist-info")), dist.name)
 
 
 def _checked(dist: Distribution, file: Path, digest: str) -> bytes:

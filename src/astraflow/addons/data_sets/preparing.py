@@ -154,7 +154,11 @@ def _prepare_split(split: Split, out: Path, origin: _Origin, progress: Progress)
     num_rows = 0
     with out.open("wb") as file:
         for commit, name, path in origin.files(split, progress):
-            published.append(_describe_file(split, commit, name, path))
+            with path.open("rb") as published_file:
+                sha256 = hashlib.file_digest(published_file, "sha256").hexdigest()
+            published.append(
+                PublishedFile(repository=split.repository, revision=commit, file=name, sha256=sha256)
+            )
             for row in _assign_ids(_convert_rows(path, split, left_out), split, num_rows, left_out):
                 line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
                 digest.update(line)
@@ -221,12 +225,6 @@ def _refusal(row: PreparedRow) -> str:
         except DataError:
             return "its prompt or answer is missing, or is not a text"
     return ""
-
-
-def _describe_file(split: Split, commit: str, name: str, path: Path) -> PublishedFile:
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return PublishedFile(repository=split.repository, revision=commit, file=name, sha256=sha256)
 
 
 # --- rows of a published file ---------------------------------------------------------------------

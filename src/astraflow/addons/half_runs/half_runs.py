@@ -225,7 +225,10 @@ def _trained(
         note(_record(batch, learner.train_step(batch)))
     tensors = tuple(learner.export())
     _write_model(WeightSnapshot(name, len(paths), tensors, policy.model_dir), out, policy.template_args)
-    return TrainingResult(name, out, len(paths), _digest(tensors))
+    digest = xxhash.xxh3_128()
+    for tensor in sorted(tensors, key=lambda t: t.name):
+        digest.update(tensor.data.data)
+    return TrainingResult(name, out, len(paths), digest.hexdigest())
 
 
 def _load(path: Path, policy: str, step: int) -> Batch:
@@ -265,10 +268,3 @@ def _write_model(trained: WeightSnapshot, out: Path, template_args: Mapping[str,
         write_template_defaults(Path(aside), template_args)
         snapshot = WeightSnapshot(trained.policy, trained.version, trained.tensors, Path(aside))
         snapshot_to_folder(snapshot, out)
-
-
-def _digest(tensors: Sequence[HostTensor]) -> str:
-    digest = xxhash.xxh3_128()
-    for tensor in sorted(tensors, key=lambda t: t.name):
-        digest.update(tensor.data.data)
-    return digest.hexdigest()

@@ -58,7 +58,7 @@ from astraflow.types import PolicyInfo, Sampling
 from astraflow.types.bounds import as_label
 from astraflow.types.model_text import find_reasoning
 from astraflow.workflows.calls import CallParser, ToolCall, looks_like_call, offered_calls
-from astraflow.workflows.conversation import AgentReport, Completion, EndpointConversation
+from astraflow.workflows.conversation import AgentReport, EndpointConversation
 
 __all__ = ["EpisodeEndpoint"]
 
@@ -426,9 +426,14 @@ class EpisodeEndpoint:
         if parsed.hint.lines:
             self._num_hinted += 1
             self._num_unmet += not parsed.hint.is_met_by(calls, completion.reply)
+        content: str | None = text
+        if calls:
+            content = _text_before_calls(completion.text) or None
+        elif parsed.hint.json_kind and completion.reply:
+            content = completion.reply  # a client parses the JSON that it asked for, so reasoning is left out
         reply = Reply(
             role="assistant",
-            content=_content(completion, text, parsed.hint, has_calls=bool(calls)),
+            content=content,
             tool_calls=reply_calls(calls, f"call_{parsed.number}_{place}"),
         )
         logprobs = None
@@ -501,14 +506,6 @@ def _sampling_refusal(info: PolicyInfo, request: ChatRequest, name: str) -> Refu
         f"{getattr(info.sampling, name):g}; leave it out of the agent's settings{settings}, or {ignore}",
         "unsupported_value",
     )
-
-
-def _content(completion: Completion, text: str, hint: Hint, *, has_calls: bool) -> str | None:
-    """The text for the client, in addition to the calls. `text` has no stop text at its end."""
-    if has_calls:
-        return _text_before_calls(completion.text) or None
-    # A client parses the JSON that it asked for, so the reasoning is left out.
-    return completion.reply if hint.json_kind and completion.reply else text
 
 
 def _text_before_calls(text: str) -> str:

@@ -37,7 +37,11 @@ def enter(*, hidden: list[str], own: list[str], read_only: list[str]) -> None:
         _mount_devices()
     elif os.path.isdir("/dev/shm"):
         _mount_empty("/dev/shm", "mode=1777")
-    _hide(hidden)
+    for path in hidden:
+        if os.path.isdir(path):
+            _mount_empty(path, "mode=700")
+        elif os.path.exists(path):
+            kernel.mount("/dev/null", path, flags=kernel.MS_BIND)
     for fd, path in zip(opened, own, strict=True):
         os.makedirs(path, exist_ok=True)
         kernel.mount(f"/proc/self/fd/{fd}", path, flags=kernel.MS_BIND)
@@ -79,14 +83,6 @@ def _mount_devices() -> None:
         os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
     os.mkdir("/dev/shm")
     _mount_empty("/dev/shm", "mode=1777")
-
-
-def _hide(paths: list[str]) -> None:
-    for path in paths:
-        if os.path.isdir(path):
-            _mount_empty(path, "mode=700")
-        elif os.path.exists(path):
-            kernel.mount("/dev/null", path, flags=kernel.MS_BIND)
 
 
 def _mount_empty(path: str, options: str) -> None:

@@ -88,7 +88,10 @@ def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int, 
     memory = Memory(processes)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _import((*_PRELOADED, *preloaded), needs_scratch=bool(preloaded))
-    _add_exit()
+    # Scripts usually get `exit` and `quit` from the module `site`, which a box doesn't load.
+    quitter = importlib.import_module("_sitebuiltins").Quitter
+    for name in ("exit", "quit"):
+        setattr(builtins, name, quitter(name, "Ctrl-D"))
     gc.collect()
     gc.disable()  # a collection would copy pages that zygote and program share; programs enable it again
     gc.freeze()
@@ -137,13 +140,6 @@ def _import(names: Sequence[str], *, needs_scratch: bool) -> None:
         atexit._clear()  # pyright: ignore[reportPrivateUsage] - nothing public forgets all callbacks
     os.environ.clear()
     os.environ.update(before)
-
-
-def _add_exit() -> None:
-    """Adds `exit` and `quit`. Scripts usually get them from the module `site`, which a box doesn't load."""
-    quitter = importlib.import_module("_sitebuiltins").Quitter
-    for name in ("exit", "quit"):
-        setattr(builtins, name, quitter(name, "Ctrl-D"))
 
 
 def _verdict(

@@ -110,22 +110,21 @@ def open_index(config: IndexConfig) -> SearchIndex:
     """
     key = config.model_dump_json()
     with _opening:
-        if key not in _OPEN:
-            _OPEN[key] = _open(config)
-        return _OPEN[key]
+        if key in _OPEN:
+            return _OPEN[key]
+        if isinstance(config, MemoryIndexConfig):
+            documents = _make_documents(config.documents)
+            index = SearchIndex(documents, Bm25.build(document.whole for document in documents))
+        else:
+            index = _load_folder(Path(config.path).expanduser())
+        _OPEN[key] = index
+        return index
 
 
 _opening = Lock()
 """Held while an index is opened, so others that need it wait instead of opening it again."""
 _OPEN: dict[str, SearchIndex] = {}
 """The indexes of this process, by their configs: training and evaluation sets share them."""
-
-
-def _open(config: IndexConfig) -> SearchIndex:
-    if isinstance(config, MemoryIndexConfig):
-        documents = _make_documents(config.documents)
-        return SearchIndex(documents, Bm25.build(document.whole for document in documents))
-    return _load_folder(Path(config.path).expanduser())
 
 
 _KINDS: Mapping[str, type[Bm25] | type[Dense] | type[OnDisk]] = {

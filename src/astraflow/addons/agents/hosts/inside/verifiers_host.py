@@ -133,7 +133,8 @@ class VerifiersHost:
 
             ended = await self._env.run_slot(slot, self._context, on_trace=watch)
         if not ended.ok:
-            raise EpisodeFailedError(_last_error(ended))
+            errors = [trace.last_error for trace in ended.traces if not trace.ok]
+            raise EpisodeFailedError(ended.last_error or next(filter(None, reversed(errors)), None))
         traces = [trace for trace in ended.traces if trace.agent.name in self.roles]
         trained = [trace.reward for trace in traces if trace.agent.trainable]
         return {
@@ -149,11 +150,6 @@ class VerifiersHost:
             "score": sum(trained) / len(trained) if trained else 0.0,
             "metrics": _metrics(traces, names_role=len(self.roles) > 1),
         }
-
-
-def _last_error(ended: Any) -> Any:
-    failed = [trace.last_error for trace in ended.traces if not trace.ok and trace.last_error is not None]
-    return ended.last_error or (failed[-1] if failed else None)
 
 
 def _metrics(traces: Sequence[Any], *, names_role: bool) -> dict[str, float]:
