@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from astraflow.addons.gguf.folder import holds_model, new_folder, write_origin
 from astraflow.addons.tiny_models.demonstrations import Demonstration, make_demonstrations
+from astraflow.addons.tiny_models.folder import holds_model, new_folder, write_origin
 from astraflow.addons.tiny_models.spec import TaughtModel
 from astraflow.addons.tiny_models.warmstart import IGNORED, padded, torch_threads, train_on
 from astraflow.config import Use

@@ -26,9 +26,9 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 from transformers.utils import logging as transformers_logging
 
-from astraflow.addons.gguf.capacity import FreeSpace, check_disk, check_memory, measure_capacity
-from astraflow.addons.gguf.folder import holds_model, new_folder, write_origin
-from astraflow.addons.gguf.tools_template import with_tools
+from astraflow.addons.tiny_models.capacity import FreeSpace, check_disk, check_memory, measure_capacity
+from astraflow.addons.tiny_models.folder import holds_model, new_folder, write_origin
+from astraflow.addons.tiny_models.tools_template import with_tools
 from astraflow.errors import DataError
 from astraflow.user_input.own_code import describe_error
 

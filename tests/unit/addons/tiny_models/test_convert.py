@@ -10,9 +10,9 @@ from gguf import GGUFReader, dequantize
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.addons.gguf.capacity import FreeSpace
-from astraflow.addons.gguf.convert import convert_file
-from astraflow.addons.gguf.tools_template import with_tools
+from astraflow.addons.tiny_models.capacity import FreeSpace
+from astraflow.addons.tiny_models.convert import convert_file
+from astraflow.addons.tiny_models.tools_template import with_tools
 from astraflow.errors import DataError
 from astraflow.models.loading import load_causal_lm
 from drivers.gguf_files import CHATML, SIZES, folder_weights, write_gguf

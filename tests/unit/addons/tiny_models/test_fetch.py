@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.gguf.capacity import FreeSpace
-from astraflow.addons.gguf.fetch import fetch_model
-from astraflow.addons.gguf.packaged import PackagedModel, load_packaged
+from astraflow.addons.tiny_models.capacity import FreeSpace
+from astraflow.addons.tiny_models.fetch import fetch_model
+from astraflow.addons.tiny_models.packaged import PackagedModel, load_packaged
 from astraflow.addons.tiny_models.spec_files import init_model_folder, packaged_spec
 from astraflow.errors import ConfigError, DataError
 from drivers.gguf_files import write_gguf
