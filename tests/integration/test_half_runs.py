@@ -10,8 +10,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow import wire
 from astraflow.addons.doctor.drift import LIMIT, measure_drift
-from astraflow.addons.half_runs.command import run_only
-from astraflow.addons.half_runs.half_runs import BATCHES, TrainingResult, collect_batches, train_from_batches
+from astraflow.addons.one_process.half_run_command import run_only
+from astraflow.addons.one_process.half_runs import (
+    BATCHES,
+    TrainingResult,
+    collect_batches,
+    train_from_batches,
+)
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe
 from astraflow.trainer.columns import reward_mean

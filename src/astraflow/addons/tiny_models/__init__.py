@@ -1,1 +1,1 @@
-"""`astraflow model`: builds the models that specs describe, trained for a moment or from GGUF files."""
+"""`astraflow model`: builds the models that specs describe, and converts GGUF files."""
