@@ -133,8 +133,10 @@ class VerifiersHost:
 
             ended = await self._env.run_slot(slot, self._context, on_trace=watch)
         if not ended.ok:
-            errors = [trace.last_error for trace in ended.traces if not trace.ok]
-            raise EpisodeFailedError(ended.last_error or next(filter(None, reversed(errors)), None))
+            errors: list[Any] = [
+                trace.last_error for trace in ended.traces if not trace.ok and trace.last_error
+            ]
+            raise EpisodeFailedError(ended.last_error or (errors[-1] if errors else None))
         traces = [trace for trace in ended.traces if trace.agent.name in self.roles]
         trained = [trace.reward for trace in traces if trace.agent.trainable]
         return {
