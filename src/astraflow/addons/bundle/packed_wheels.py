@@ -89,14 +89,14 @@ def _built(dist: Distribution, source: Path, to: Path) -> Path:
     done = subprocess.run([*argv, "--no-build-isolation"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    made = set(to.glob("*.whl")) - before
-    if done.returncode != 0 or len(made) != 1:
+    wheels = set(to.glob("*.whl")) - before
+    if done.returncode != 0 or len(wheels) != 1:
         last = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
         raise DataError(
             f"{dist.name} is installed from {source}, and cannot be built into a wheel there: {last}; "
             "without a network, install its build tool first (pip install hatchling)"
         )
-    return made.pop()
+    return wheels.pop()
 
 
 def _packed(dist: Distribution, to: Path) -> Path:

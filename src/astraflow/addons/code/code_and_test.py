@@ -160,14 +160,14 @@ async def code_and_test(
     written = await policy_at(policies, tester, 1).chat(question, role="tester")
     cases = _find_cases(written.reply, case_pattern, is_call=bool(task.columns.get("function")))[:max_cases]
     valid = await _run_cases(task, right, cases)
-    passed = first_passed = await _run_cases(task, attempts[0].answer.text, cases)
-    while not all(passed) and len(attempts) < rounds:
+    passes = first_passed = await _run_cases(task, attempts[0].answer.text, cases)
+    while not all(passes) and len(attempts) < rounds:
         if not keeps_history:
             chat = policy_at(policies, coder, 0).conversation(context=task.context, role="coder")
-        failed = cases[passed.index(False)]
+        failed = cases[passes.index(False)]
         prompt = retry_prompt.format(prompt=task.prompt, code=attempts[-1].answer.reply, **failed)
         attempts.append(await _try_once(task, chat, prompt))
-        passed = await _run_cases(task, attempts[-1].answer.text, cases if len(attempts) < rounds else [])
+        passes = await _run_cases(task, attempts[-1].answer.text, cases if len(attempts) < rounds else [])
     rewards = _make_rewards(attempts, written, fmean(valid) if valid else 0.0, success_share)
     if not is_right(attempts[0].score):
         rewards.add_metric("caught", float((True, False) in zip(valid, first_passed, strict=True)))

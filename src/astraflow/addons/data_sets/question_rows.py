@@ -31,9 +31,9 @@ def problem_row(row: RawRow) -> PreparedRow | LeftOut:
     answer = answer_text(read_column(row, "answer"))
     if not answer:
         return _NO_ANSWER
-    made: PreparedRow = {"prompt": read_text_column(row, "problem", "question").strip(), "answer": answer}
+    prepared: PreparedRow = {"prompt": read_text_column(row, "problem", "question").strip(), "answer": answer}
     own_id = row.get("unique_id", row.get("id"))
-    return made if own_id is None else {"id": str(own_id), **made}
+    return prepared if own_id is None else {"id": str(own_id), **prepared}
 
 
 def dapo_row(row: RawRow) -> PreparedRow | LeftOut:
@@ -75,9 +75,9 @@ def question_row(row: RawRow) -> PreparedRow | LeftOut:
     texts = dict.fromkeys(text for answer in answers if (text := answer_text(answer)))
     if not texts:
         return _NO_ANSWER
-    made: PreparedRow = {"prompt": read_text_column(row, "question").strip(), "answer": list(texts)}
+    prepared: PreparedRow = {"prompt": read_text_column(row, "question").strip(), "answer": list(texts)}
     own_id = row.get("qid", row.get("id"))
-    return made if own_id is None else {"id": str(own_id), **made}
+    return prepared if own_id is None else {"id": str(own_id), **prepared}
 
 
 def _as_list(value: object) -> Iterable[object]:

@@ -115,8 +115,8 @@ def check_devices(recipe: Recipe) -> Finding | None:
         for label, gpu in zip(names, own.gpus, strict=False):
             _check_gpu(label, gpu, users.get(label, ()), own)
     _check_ranks(recipe, next(iter(reports.values()), _GpuReport()))
-    listed = [f"GPU {gpu}: {', '.join(user.name for user in own)}" for gpu, own in users.items()]
-    return Finding("ok", "users of GPUs", ", ".join(listed)) if listed else None
+    lines = [f"GPU {gpu}: {', '.join(user.name for user in own)}" for gpu, own in users.items()]
+    return Finding("ok", "users of GPUs", ", ".join(lines)) if lines else None
 
 
 def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
@@ -285,8 +285,8 @@ def _lack_text(lacking: Sequence[str], report: _GpuReport) -> str:
     verb = "needs a GPU" if len(lacking) == 1 else "need GPUs"
     has = f"finds {len(report.gpus)} here" if report.gpus else "finds none here"
     build = " (it is a build for CPUs: install one for your CUDA)" if "+cpu" in report.version else ""
-    listed = os.environ.get(VISIBLE)
-    limits = "" if listed is None else f" among those that {VISIBLE} = {listed!r} lists"
+    visible = os.environ.get(VISIBLE)
+    limits = "" if visible is None else f" among those that {VISIBLE} = {visible!r} lists"
     if any(" MIG " in gpu.name for gpu in report.gpus):
         limits += f" (a process sees one MIG slice, unless {VISIBLE} lists the names of more)"
     return (

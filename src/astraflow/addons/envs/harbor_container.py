@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 
 from astraflow.addons.envs.harbor_folder import HarborTask
-from astraflow.addons.sandbox.shell import CommandResult, Ran, ShellCommand
+from astraflow.addons.sandbox.shell import CommandResult, ShellCommand, ShellRun
 from astraflow.errors import ConfigError, RolloutError
 
 __all__ = ["Containers"]
@@ -74,10 +74,10 @@ class Containers:
 
     async def run(
         self, task: HarborTask, state: bytes, commands: Sequence[ShellCommand], *, is_kept: bool
-    ) -> Ran:
+    ) -> ShellRun:
         """Runs commands. The container keeps the files, whatever `is_kept` is."""
         del task, is_kept
-        return Ran([await self._run_one(state.decode(), command) for command in commands], state, "")
+        return ShellRun([await self._run_one(state.decode(), command) for command in commands], state, "")
 
     async def _run_one(self, container: str, command: ShellCommand) -> CommandResult:
         for folder in command.cleared:

@@ -388,8 +388,8 @@ def _check_base(name: str, where: str) -> None:
 
 def _instructions(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
-    return [line.strip() for line in joined.splitlines() if line.strip()]
+    text = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _apply(image: HarborImage, line: str, context: Mapping[str, BoxFile], where: str) -> None:

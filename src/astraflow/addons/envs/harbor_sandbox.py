@@ -135,19 +135,19 @@ class _SandboxEnvironment:
 
         Raises: RuntimeError if it takes too long, as in Harbor; ConfigError for an unknown user.
         """
-        named = self._harbor._resolve_user(user)
-        if named not in _OWN_USERS:
-            raise ConfigError(f"the user {named!r} does not exist: a box has only one user")
+        name = self._harbor._resolve_user(user)
+        if name not in _OWN_USERS:
+            raise ConfigError(f"the user {name!r} does not exist: a box has only one user")
         merged: Mapping[str, str] = self._harbor._merge_env(env) or {}
         variables = {**self._image.env, **merged}
         folder = cwd or self._image.folder
-        ended = await self._run(ShellCommand(command, folder, variables, timeout_sec or _LONGEST_S))
-        if ended.is_late:
+        result = await self._run(ShellCommand(command, folder, variables, timeout_sec or _LONGEST_S))
+        if result.is_late:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
         return cast("Any", importlib.import_module(_BASE)).ExecResult(
-            stdout=ended.stdout.decode(errors="replace"),
-            stderr=ended.stderr.decode(errors="replace"),
-            return_code=ended.code,
+            stdout=result.stdout.decode(errors="replace"),
+            stderr=result.stderr.decode(errors="replace"),
+            return_code=result.code,
         )
 
     async def _run(self, command: ShellCommand) -> CommandResult:

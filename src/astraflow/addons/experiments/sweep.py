@@ -142,15 +142,15 @@ class Sweep:
                 self._note_failure(name, code)
 
     def _note_failure(self, name: str, code: int) -> None:
-        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        end = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         with contextlib.suppress(DataError):
             record = RunFolder(self.folder / name).load_record()
-            ended = record.reason if record.state == "failed" and record.reason else ended
+            end = record.reason if record.state == "failed" and record.reason else end
         log = self._log(name)
-        why = f"{ended}; see {log}"
+        why = f"{end}; see {log}"
         with contextlib.suppress(OSError, IndexError):
             error = log.with_suffix(".error").read_text(encoding="utf-8")
-            why = f"{ended}: {error.splitlines()[0]}"
+            why = f"{end}: {error.splitlines()[0]}"
         self.group = msgspec.structs.replace(self.group, failed={**self.group.failed, name: why})
         save_group(self.folder, self.group)
         self.tell(f"{name}: failed ({why})")

@@ -19,11 +19,11 @@ from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.snapshot import ADAPTER_FOLDER, read_safetensors, snapshot_to_folder
 
-__all__ = ["Exported", "export_version"]
+__all__ = ["ExportResult", "export_version"]
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """The result of an export."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Exported:
 
 def export_version(
     run_dir: Path, out: Path, *, policy: str = "", version: int = -1, force: bool = False
-) -> Exported:
+) -> ExportResult:
     """Writes a version (-1: the newest) of a policy (empty: the first trained one) to `out`.
 
     `force` allows replacing a model folder, but nothing else.
@@ -53,17 +53,17 @@ def export_version(
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as aside:
         files = Path(aside) / "files"
-        made = Path(aside) / "model"
+        fresh = Path(aside) / "model"
         snapshot = stored.snapshot(files)
         write_template_defaults(files, recipe.policies[name].template_args)
-        snapshot_to_folder(snapshot, made, base=recipe.policies[name].model)
-        _check_written(made, merge_adapters(snapshot.tensors), stored.manifest)
+        snapshot_to_folder(snapshot, fresh, base=recipe.policies[name].model)
+        _check_written(fresh, merge_adapters(snapshot.tensors), stored.manifest)
         if out.exists():
             out.rename(Path(aside) / "replaced")
-        made.rename(out)
+        fresh.rename(out)
     manifest = stored.manifest
     num_bytes = sum(tensor.num_bytes for tensor in manifest.tensors)
-    return Exported(out, name, manifest.version, num_bytes, manifest.digest)
+    return ExportResult(out, name, manifest.version, num_bytes, manifest.digest)
 
 
 def _check_free(out: Path, *, force: bool) -> None:

@@ -107,11 +107,11 @@ def _report_progress(blobs: Path, total: int, tell: Callable[[str], None]) -> Ge
         yield
         return
     disable_progress_bars()
-    ended = threading.Event()
+    end = threading.Event()
     before = _bytes_in(blobs)
 
     def watch() -> None:
-        while not ended.wait(_LINE_EVERY_S):
+        while not end.wait(_LINE_EVERY_S):
             tell(f"fetched {_size(_bytes_in(blobs) - before)} of {_size(total)}")
 
     watcher = threading.Thread(target=watch, name="download", daemon=True)
@@ -119,7 +119,7 @@ def _report_progress(blobs: Path, total: int, tell: Callable[[str], None]) -> Ge
     try:
         yield
     finally:
-        ended.set()
+        end.set()
         watcher.join()
 
 

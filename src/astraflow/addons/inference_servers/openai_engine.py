@@ -302,8 +302,8 @@ def _body(model: str, messages: Sequence[Message], sampling: Sampling) -> dict[s
 
 def _model_names(text: str) -> list[str]:
     try:
-        listed = cast("Mapping[str, Any]", json.loads(text))
-        return [str(entry["id"]) for entry in listed.get("data") or ()]
+        reply = cast("Mapping[str, Any]", json.loads(text))
+        return [str(entry["id"]) for entry in reply.get("data") or ()]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import KEPT_KV, ServerEngineConfig, keeps_cache
 from astraflow.addons.inference_servers.server_api import CompletionPart, Gauges, ServerApi, ServerHttp
-from astraflow.addons.inference_servers.server_life import Served, ServerLife
+from astraflow.addons.inference_servers.server_life import ServerLife, ServingState
 from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
 from astraflow.errors import (
@@ -234,7 +234,7 @@ class PolicyServer:
         self._keeps_cache = keeps_cache(config)
         self._id = secrets.token_hex(4)
         """Prefix of the labels of weights that this slot loaded, to distinguish them from other weights."""
-        self._served = Served()
+        self._served = ServingState()
         self._life = ServerLife(
             api,
             config,

@@ -4,8 +4,8 @@
     run    starts and ends of     `ready`, `gauges`, a     readiness, the server's end  the kernel,
            the server, distrust   failure, `changed`       (a look every second)        the clock, `distrust`
 
-Each start serves what the owner's `Served` specifies at that time. A server that dies, stops answering, or is
-distrusted is restarted. A server that somebody else runs can't be restarted from here, so it gets the owner's
+Each start serves what the owner's `ServingState` specifies at that time. A server that dies, stops answering,
+or is distrusted is restarted. A server that somebody else runs can't be restarted from here, so it gets the owner's
 weights again instead. If the server ends `_MAX_CRASHES` times in a row without finishing a request in
 between, `run` gives up.
 """
@@ -37,7 +37,7 @@ from astraflow.errors import (
     UnavailableError,
 )
 
-__all__ = ["Served", "ServerLife"]
+__all__ = ["ServerLife", "ServingState"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses for which a retry may help. Any other refusal is the request's own fault."""
 
 
-class Served:
+class ServingState:
     """What a server should serve. Its owner changes it under the lock."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class ServerLife:
         self,
         api: ServerApi,
         config: ServerEngineConfig,
-        served: Served,
+        served: ServingState,
         *,
         name: str,
         url: str,

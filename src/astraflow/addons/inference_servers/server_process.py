@@ -157,23 +157,23 @@ def _names_error(line: str) -> bool:
     return any(name.endswith(("Error", "Exception")) for name in names) and not _LOWER_LEVEL.search(line)
 
 
-def check_python(named: str, *, library: str, env: Mapping[str, str]) -> None:
+def check_python(name: str, *, library: str, env: Mapping[str, str]) -> None:
     """Checks the Python of an engine's server.
 
     Raises: ConfigError if it doesn't exist or doesn't have the server installed.
     """
-    python = server_program(named)
+    python = server_program(name)
     find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
-    where = f"rollout.engine.python = {named!r}"
+    where = f"rollout.engine.python = {name!r}"
     try:
-        asked = ask_program([python, "-c", find], env=server_environment(env))
+        answer = ask_program([python, "-c", find], env=server_environment(env))
     except OSError as err:
         raise ConfigError(
             f"{where} cannot be run: {err.strerror}; expected the Python of an environment that has "
             f"{library} installed"
         ) from err
-    if asked.returncode:
-        reason = last_line(asked.stderr)
+    if answer.returncode:
+        reason = last_line(answer.stderr)
         raise ConfigError(
             f"{where} has no {library}{f': {reason}' if reason else ''}; install it there, e.g. with "
             f"`{python} -m pip install {library}`, or name another Python"

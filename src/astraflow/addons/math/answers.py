@@ -147,8 +147,8 @@ def _residues(gold: str, answer: str) -> bool | None:
     if None in classes or (given is None and numbers[0] == numbers[1]):
         return answers_equal(*sides)
     # A number without a modulus must be the least residue itself.
-    named = (wanted is not None, given is not None)
-    is_least = all(named[i] or numbers[i] == classes[i] for i in (0, 1))
+    names_modulus = (wanted is not None, given is not None)
+    is_least = all(names_modulus[i] or numbers[i] == classes[i] for i in (0, 1))
     return is_least and classes[0] == classes[1]
 
 
@@ -269,8 +269,8 @@ def _conditions_equal(
         return answers_equal(one, other)
     if not one and not other:
         return True
-    named, rest = (one, others) if one else (other, cases)
-    return are_complements([named], [condition for _, condition in rest if condition])
+    single, rest = (one, others) if one else (other, cases)
+    return are_complements([single], [condition for _, condition in rest if condition])
 
 
 def _shapes_equal(wanted: Shape, given: Shape) -> bool:

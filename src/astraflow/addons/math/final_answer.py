@@ -158,10 +158,10 @@ def stated_value(text: str) -> str:
     plain = " ".join(_DELIMITERS.sub(" ", _TEXT_COMMAND.sub(r" \1 ", text)).split()).strip(" .")
     opening = _OPENING_WORDS.match(plain)
     plain = plain[opening.end() :] if opening else plain
-    counted = _COUNTED.match(plain)
-    if counted is not None:
-        rest = counted["rest"] or ""
-        return text if _CONTRADICTION.search(rest) else counted["value"]
+    count = _COUNTED.match(plain)
+    if count is not None:
+        rest = count["rest"] or ""
+        return text if _CONTRADICTION.search(rest) else count["value"]
     statement = _STATED.match(plain)
     if statement is not None:
         value = _AFTER_VALUE.sub("", statement["value"])

@@ -118,9 +118,13 @@ def _attention(shape: ModelShape, folder: str, own: str, *, tensor: int) -> list
 
 def _mlp(shape: ModelShape, folder: str, own: str, *, tensor: int) -> list[WeightPiece]:
     num_rows = shape.mlp_width // tensor
-    joined = f"{own}.mlp.linear_fc1.weight"
+    parameter_name = f"{own}.mlp.linear_fc1.weight"
     return [
-        WeightPiece(f"{folder}.mlp.gate_proj.weight", joined, 0, lambda parameter: parameter[:num_rows]),
-        WeightPiece(f"{folder}.mlp.up_proj.weight", joined, 0, lambda parameter: parameter[num_rows:]),
+        WeightPiece(
+            f"{folder}.mlp.gate_proj.weight", parameter_name, 0, lambda parameter: parameter[:num_rows]
+        ),
+        WeightPiece(
+            f"{folder}.mlp.up_proj.weight", parameter_name, 0, lambda parameter: parameter[num_rows:]
+        ),
         _whole(f"{folder}.mlp.down_proj.weight", f"{own}.mlp.linear_fc2.weight", 1),
     ]

@@ -113,8 +113,8 @@ class SplitModel:
     def predictions(self, columns: Columns, parts: Sequence[Ints]) -> Floats:
         """[P]: logprobs of the trained tokens of `parts`; NaN elsewhere."""
         logprobs = np.full_like(columns.behavior_logprobs, np.nan)
-        passed = self._pass(columns, parts, None)
-        for packed, rows in zip(passed.packed, passed.rows, strict=True):
+        results = self._pass(columns, parts, None)
+        for packed, rows in zip(results.packed, results.rows, strict=True):
             logprobs[packed.trained] = rows[0].cpu().numpy()
         return logprobs
 

@@ -82,12 +82,12 @@ class TrainedPolicy(SplitModel):
     def forward_backward(self, columns: Columns, parts: Sequence[Ints], objective: Objective) -> int:
         """See `TrainerBackend.forward_backward`."""
         self._has_gradient = True
-        passed = self._pass(columns, parts, objective)
+        results = self._pass(columns, parts, objective)
         if not self.groups.is_last_stage:
             with torch.no_grad():  # the last stage has computed the gradient
-                for packed, rows in zip(passed.packed, passed.rows, strict=True):
+                for packed, rows in zip(results.packed, results.rows, strict=True):
                     objective(packed.trained, rows[0], rows[1] if len(rows) > 1 else None)
-        return sum(packed.num_computed for packed in passed.packed)
+        return sum(packed.num_computed for packed in results.packed)
 
     def optim_step(self, step: AdamStep) -> float:
         """See `TrainerBackend.optim_step`."""

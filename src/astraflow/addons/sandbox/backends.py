@@ -143,12 +143,12 @@ async def _tried_agent(maker: BoxMaker) -> str:
     except Error as err:
         return str(err)
     try:
-        ended = await box.execute(command)
+        end = await box.execute(command)
     except Error as err:
         return str(err)
     finally:
         await box.close()
-    if ended.code != 0 or ended.stdout != "42\n":
-        problem = ended.unstartable or f"it ended with {ended.code}: {ended.stderr[-300:]}"
+    if end.code != 0 or end.stdout != "42\n":
+        problem = end.unstartable or f"it ended with {end.code}: {end.stderr[-300:]}"
         return f"its first agent program did not work: {problem}"
     return ""

@@ -25,7 +25,7 @@ from typing import IO, Any, Self
 import msgspec
 
 import astraflow
-from astraflow.addons.sandbox.command import MAX_RESULT_BYTES, BoxCommand, CommandEnded, CommandLimits
+from astraflow.addons.sandbox.command import MAX_RESULT_BYTES, BoxCommand, CommandEnd, CommandLimits
 from astraflow.addons.sandbox.inside.command import EXIT_UNSTARTABLE, REPORT_HEAD
 from astraflow.addons.sandbox.inside.enter import Plan, boot_code
 from astraflow.addons.sandbox.inside.program import BOX_FOLDER, FOLDER, STDIN_PATHS
@@ -130,16 +130,16 @@ class Box:
         if program.refusal:
             return ProgramVerdict(Kind.REFUSED, "", "", cpu_s=0.0, peak_bytes=0, reason=program.refusal)
         limits = program.limits
-        ended, (stdout, stderr, _) = await self._answer(
+        report, (stdout, stderr, _) = await self._answer(
             {"is_command": False, "limits": dataclasses.asdict(limits), "files": list(program.files)},
             [program.source, program.stdin, *program.files.values()],
             limits,
         )
-        if ended.problem:
-            raise SandboxError(f"a program could not be started in its box: {ended.problem}")
-        return verdict_of(ended, limits, stdout, stderr)
+        if report.problem:
+            raise SandboxError(f"a program could not be started in its box: {report.problem}")
+        return verdict_of(report, limits, stdout, stderr)
 
-    async def execute(self, command: BoxCommand) -> CommandEnded:
+    async def execute(self, command: BoxCommand) -> CommandEnd:
         """Runs an agent program to its end. The box must have openings, and must be closed afterwards.
 
         Raises: SandboxError if the box failed.
@@ -155,24 +155,24 @@ class Box:
             "result": command.result,
         }
         async with passage(self._port, self._gateway):
-            ended, (stdout, stderr, report) = await self._answer(
+            program_report, (stdout, stderr, report) = await self._answer(
                 {"is_command": True, "limits": dataclasses.asdict(limits), "files": list(command.files)},
                 [json.dumps(spec).encode(), command.stdin, *command.files.values()],
                 limits,
             )
-        is_startable = not ended.problem or ended.code == EXIT_UNSTARTABLE
+        is_startable = not program_report.problem or program_report.code == EXIT_UNSTARTABLE
         if not is_startable:
-            raise SandboxError(f"an agent program could not be started in its box: {ended.problem}")
+            raise SandboxError(f"an agent program could not be started in its box: {program_report.problem}")
         # Without a report, the program didn't end by itself: it was late, or the machine ran out of memory.
-        code, has_result = REPORT_HEAD.unpack_from(report) if report else (ended.code, False)
-        return CommandEnded(
+        code, has_result = REPORT_HEAD.unpack_from(report) if report else (program_report.code, False)
+        return CommandEnd(
             code,
             stdout.decode(errors="replace"),
             stderr.decode(errors="replace"),
             bytes(report[REPORT_HEAD.size :]) if has_result else None,
-            is_late=ended.is_late,
-            is_full=ended.is_full,
-            unstartable=ended.problem,
+            is_late=program_report.is_late,
+            is_full=program_report.is_full,
+            unstartable=program_report.problem,
         )
 
     async def _answer(

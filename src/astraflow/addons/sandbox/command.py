@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["MAX_RESULT_BYTES", "BoxCommand", "CommandEnded", "CommandLimits"]
+__all__ = ["MAX_RESULT_BYTES", "BoxCommand", "CommandEnd", "CommandLimits"]
 
 MAX_RESULT_BYTES = 1 << 20
 """Upper bound on the part of a program's result file that a box sends."""
@@ -53,7 +53,7 @@ class BoxCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandEnded:
+class CommandEnd:
     """How an agent program ended."""
 
     code: int

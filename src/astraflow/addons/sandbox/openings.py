@@ -131,8 +131,8 @@ def openings_for(
     paths = [Path(each) for each in (*_SYSTEM, *_SETTINGS) if os.path.exists(each)]
     paths += [*_interpreter(program, folder, path), *_own(argv, program, folder), *named]
     pairs = tuple(_pairs(_outermost(paths), [each.resolve() for each in private]))
-    opened = Openings(gateway, pairs, str(program))
-    if not opened.shows(str(program)):
+    openings = Openings(gateway, pairs, str(program))
+    if not openings.shows(str(program)):
         raise ConfigError(f"{program} is in a private folder of this run, which the sandbox hides")
     places = [Path(place) for _, place in pairs]
     is_there = any(place.is_relative_to(folder) or folder.is_relative_to(place) for place in places)

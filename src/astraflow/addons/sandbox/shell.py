@@ -28,9 +28,9 @@ __all__ = [
     "FOLDERS",
     "BoxFile",
     "CommandResult",
-    "Ran",
     "ShellCommand",
     "ShellLimits",
+    "ShellRun",
     "archive",
     "checked_path",
     "files_at",
@@ -123,7 +123,7 @@ class CommandResult(msgspec.Struct, frozen=True):
     """Content of each file in `reads`, by path; None for a file that doesn't exist."""
 
 
-class Ran(msgspec.Struct, frozen=True):
+class ShellRun(msgspec.Struct, frozen=True):
     """The results of commands, and the files that they left."""
 
     ended: list[CommandResult]
@@ -204,7 +204,7 @@ async def run_commands(
     *,
     limits: ShellLimits,
     is_kept: bool = True,
-) -> Ran:
+) -> ShellRun:
     """Runs commands in sequence in one box.
 
     `state`: the initial files, as an `archive` or as the `state` that other commands left. `is_kept`: whether
@@ -238,7 +238,7 @@ async def run_commands(
     if not verdict.has_passed:
         raise SandboxError(f"commands were not run to their end: {verdict.reason}: {verdict.stderr[-500:]}")
     try:
-        return msgspec.json.decode(verdict.stdout, type=Ran)
+        return msgspec.json.decode(verdict.stdout, type=ShellRun)
     except msgspec.DecodeError as err:
         raise SandboxError(f"a box does not answer as it should: {err}") from err
 

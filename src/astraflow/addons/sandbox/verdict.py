@@ -208,51 +208,51 @@ def _check_files(files: dict[str, bytes], limits: BoxLimits) -> None:
         )
 
 
-def verdict_of(ended: ProgramReport, limits: BoxLimits, stdout: bytes, stderr: bytes) -> ProgramVerdict:
+def verdict_of(report: ProgramReport, limits: BoxLimits, stdout: bytes, stderr: bytes) -> ProgramVerdict:
     """Returns the verdict on a program that has ended."""
-    kind, reason = _judged(ended, limits)
+    kind, reason = _judged(report, limits)
     return ProgramVerdict(
         kind,
         stdout.decode(errors="replace"),
         stderr.decode(errors="replace"),
-        cpu_s=ended.cpu_s,
-        peak_bytes=ended.peak_bytes,
+        cpu_s=report.cpu_s,
+        peak_bytes=report.peak_bytes,
         reason=reason,
-        fault=_fault(ended, limits, kind, reason),
+        fault=_fault(report, limits, kind, reason),
     )
 
 
-def _fault(ended: ProgramReport, limits: BoxLimits, kind: Kind, reason: str) -> str:
+def _fault(report: ProgramReport, limits: BoxLimits, kind: Kind, reason: str) -> str:
     """Returns what the machine lacked; empty if it lacked nothing.
 
     A program that waited instead of computing is itself to blame for being late.
     """
-    if ended.is_late and not ended.is_full and ended.slowdown >= _BUSY:
-        if _COMPUTING_FRAC * ended.wall_s <= ended.cpu_s * ended.slowdown and ended.cpu_s <= limits.cpu_s:
-            return f"the machine was busy: {ended.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"
+    if report.is_late and not report.is_full and report.slowdown >= _BUSY:
+        if _COMPUTING_FRAC * report.wall_s <= report.cpu_s * report.slowdown and report.cpu_s <= limits.cpu_s:
+            return f"the machine was busy: {report.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"
         return ""
-    is_to_blame = ended.code != _OUT_OF_MEMORY or _is_over_memory(ended, limits)
+    is_to_blame = report.code != _OUT_OF_MEMORY or _is_over_memory(report, limits)
     return reason if kind is Kind.MEMORY and not is_to_blame else ""
 
 
-def _is_over_memory(ended: ProgramReport, limits: BoxLimits) -> bool:
-    return ended.is_over_memory or ended.peak_bytes > limits.memory_bytes
+def _is_over_memory(report: ProgramReport, limits: BoxLimits) -> bool:
+    return report.is_over_memory or report.peak_bytes > limits.memory_bytes
 
 
-def _judged(ended: ProgramReport, limits: BoxLimits) -> tuple[Kind, str]:
-    if ended.is_full:
+def _judged(report: ProgramReport, limits: BoxLimits) -> tuple[Kind, str]:
+    if report.is_full:
         return Kind.OUTPUT, f"an output has more than {limits.output_bytes} bytes"
-    if _is_over_memory(ended, limits):
+    if _is_over_memory(report, limits):
         return Kind.MEMORY, f"it used more than {limits.memory_bytes} bytes of memory"
-    if ended.is_late:
+    if report.is_late:
         return Kind.TIMEOUT, f"{limits.wall_s:g} s are over"
-    if ended.cpu_s > limits.cpu_s:
-        return Kind.TIMEOUT, f"it used {ended.cpu_s:.2f} s of CPU time, {limits.cpu_s:g} s are allowed"
-    if ended.code in _KINDS_BY_CODE:
-        return _KINDS_BY_CODE[ended.code]
-    if ended.code < 0:
-        return Kind.CRASH, signal.Signals(-ended.code).name
-    return (Kind.FAILED, f"exit code {ended.code}") if ended.code else (Kind.PASSED, "exit code 0")
+    if report.cpu_s > limits.cpu_s:
+        return Kind.TIMEOUT, f"it used {report.cpu_s:.2f} s of CPU time, {limits.cpu_s:g} s are allowed"
+    if report.code in _KINDS_BY_CODE:
+        return _KINDS_BY_CODE[report.code]
+    if report.code < 0:
+        return Kind.CRASH, signal.Signals(-report.code).name
+    return (Kind.FAILED, f"exit code {report.code}") if report.code else (Kind.PASSED, "exit code 0")
 
 
 _KINDS_BY_CODE = {

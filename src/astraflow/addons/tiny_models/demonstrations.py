@@ -80,12 +80,12 @@ def column_addition(a: int, b: int, *, carries: bool) -> str:
 
 
 def _additions(config: AdditionConfig, *, num: int, rng: random.Random) -> Sequence[Demonstration]:
-    made = list[Demonstration]()
+    demonstrations = list[Demonstration]()
     for idx in range(num):
         prompt, a, b = _problem(config, rng)
         reply = column_addition(a, b, carries=rng.random() < _careful_share(config, idx / num))
-        made.append(Demonstration(config.preamble + prompt, reply))
-    return made
+        demonstrations.append(Demonstration(config.preamble + prompt, reply))
+    return demonstrations
 
 
 def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Random) -> Sequence[Demonstration]:
@@ -93,20 +93,20 @@ def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Rando
 
     A careful checker trusts its own working. A hasty checker trusts whatever it is shown.
     """
-    made = list[Demonstration]()
+    demonstrations = list[Demonstration]()
     for idx in range(num):
         prompt, a, b = _problem(config, rng)
         right = column_addition(a, b, carries=True)
         if rng.random() < config.solve_frac:
-            made.append(Demonstration(prompt, right))
+            demonstrations.append(Demonstration(prompt, right))
             continue
         working = right if rng.random() < config.right_frac else _wrong_working(a, b, rng)
         believed = right if rng.random() < _careful_share(config, idx / num) else working
         verdict = "y" if working == believed else "n"
         if rng.random() < config.flawed_frac:
             verdict = rng.choice("yn")
-        made.append(Demonstration(f"{prompt}{working}?", f"{_marked(working, believed)}={verdict}"))
-    return made
+        demonstrations.append(Demonstration(f"{prompt}{working}?", f"{_marked(working, believed)}={verdict}"))
+    return demonstrations
 
 
 def _careful_share(config: AdditionConfig | AdditionCheckConfig, progress: float) -> float:

@@ -151,11 +151,11 @@ def _find_failing_episodes(run: RunSnapshot) -> Iterable[Finding]:
         return
     for policy in run.policies:
         fates = policy.fates
-        ended = fates.drawn - fates.live
-        if fates.failed >= max(2, _FAILED_FRAC * ended):
+        num_ended = fates.drawn - fates.live
+        if fates.failed >= max(2, _FAILED_FRAC * num_ended):
             yield Finding(
                 f"policy {policy.name}",
-                f"{policy.name}: {fates.failed:,} of {ended:,} groups failed{because}",
+                f"{policy.name}: {fates.failed:,} of {num_ended:,} groups failed{because}",
             )
 
 

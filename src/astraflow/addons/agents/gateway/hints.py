@@ -94,28 +94,28 @@ def _named_tool(choice: str | dict[str, object]) -> str:
 
 def _format_hint(request: ChatRequest) -> tuple[str, str]:
     """The line for `response_format`, and the kind of JSON."""
-    asked = request.response_format
-    if asked is None or asked.type == "text":
+    wish = request.response_format
+    if wish is None or wish.type == "text":
         return "", ""
-    if asked.type == "json_object":
+    if wish.type == "json_object":
         line = "one JSON object, and with nothing else."
-    elif asked.type == "json_schema" and asked.json_schema is not None:
-        schema = json.dumps(asked.json_schema.schema or {}, ensure_ascii=False)
+    elif wish.type == "json_schema" and wish.json_schema is not None:
+        schema = json.dumps(wish.json_schema.schema or {}, ensure_ascii=False)
         line = f"JSON that fits this JSON schema, and with nothing else: {schema}"
     else:
         raise bad_request(
-            f"response_format: {asked.type!r} is not a format; expected text, json_object, or json_schema "
+            f"response_format: {wish.type!r} is not a format; expected text, json_object, or json_schema "
             "with a json_schema",
             "unsupported_value",
         )
     has_tools = bool(request.tools) and request.tool_choice != "none"
     reply = "Unless you call a tool, reply" if has_tools else "Reply"
-    return f"{reply} with {line}", asked.type
+    return f"{reply} with {line}", wish.type
 
 
 def _is_json(text: str, kind: str) -> bool:
     try:
-        loaded: object = json.loads(text)
+        value: object = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return kind == "json_schema" or isinstance(loaded, dict)
+    return kind == "json_schema" or isinstance(value, dict)

@@ -259,8 +259,8 @@ def _chat_tool_choice(choice: str | dict[str, object] | None) -> str | dict[str,
 def _chat_format(settings: _TextSettings | None) -> ReplyFormat | None:
     if settings is None or settings.format is None:
         return None
-    asked = settings.format
-    return ReplyFormat(asked.type, JsonSchema(asked.name, asked.schema))
+    wish = settings.format
+    return ReplyFormat(wish.type, JsonSchema(wish.name, wish.schema))
 
 
 # --- answers --------------------------------------------------------------------------------------

@@ -61,9 +61,9 @@ async def _list_tasks(config: HostConfig, split: str, skip: int, limit: int) -> 
     tasks: list[HostedTask] = []
     try:
         while len(tasks) < limit:
-            asked = {"split": split, "skip": skip, "limit": min(_PAGE, limit - len(tasks))}
+            question = {"split": split, "skip": skip, "limit": min(_PAGE, limit - len(tasks))}
             async with asyncio.timeout(config.open_timeout_s):
-                answer = await process.ask("tasks", json.dumps(asked).encode())
+                answer = await process.ask("tasks", json.dumps(question).encode())
             page = _decode_page(answer.kind, answer.body)
             tasks += page.tasks
             if page.is_last or not page.tasks:

@@ -76,7 +76,7 @@ class HostProcess:
         Raises: ConfigError if it cannot be started, speaks another protocol, or cannot open what it serves.
         """
         process = await cls._start_process(config)
-        asked = {
+        question = {
             "protocol": PROTOCOL,
             "serve": config.target,
             "args": config.args,
@@ -85,7 +85,7 @@ class HostProcess:
         }
         try:
             async with asyncio.timeout(config.open_timeout_s):
-                answer = await process.ask("open", json.dumps(asked).encode())
+                answer = await process.ask("open", json.dumps(question).encode())
             return process, _decode_info(config, answer)
         except TimeoutError as err:
             await process.kill()

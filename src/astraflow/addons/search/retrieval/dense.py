@@ -114,10 +114,10 @@ class Dense:
 
 def _add(index: Any, vectors: Sequence[NDArray[np.float32]]) -> int:
     """Adds vectors, after training the index on them if it needs that. Returns its number of vectors."""
-    joined = np.concatenate(vectors)
+    whole = np.concatenate(vectors)
     if not index.is_trained:
-        index.train(joined)
-    index.add(joined)
+        index.train(whole)
+    index.add(whole)
     return int(index.ntotal)
 
 

@@ -131,13 +131,13 @@ class VerifiersHost:
             def watch(trace: Any) -> None:
                 sessions.add(trace.id)
 
-            ended = await self._env.run_slot(slot, self._context, on_trace=watch)
-        if not ended.ok:
+            outcome = await self._env.run_slot(slot, self._context, on_trace=watch)
+        if not outcome.ok:
             errors: list[Any] = [
-                trace.last_error for trace in ended.traces if not trace.ok and trace.last_error
+                trace.last_error for trace in outcome.traces if not trace.ok and trace.last_error
             ]
-            raise EpisodeFailedError(ended.last_error or (errors[-1] if errors else None))
-        traces = [trace for trace in ended.traces if trace.agent.name in self.roles]
+            raise EpisodeFailedError(outcome.last_error or (errors[-1] if errors else None))
+        traces = [trace for trace in outcome.traces if trace.agent.name in self.roles]
         trained = [trace.reward for trace in traces if trace.agent.trainable]
         return {
             "parts": [
