@@ -5,9 +5,9 @@
            the server, distrust   failure, `changed`       (a look every second)        the clock, `distrust`
 
 Each start serves what the owner's `ServingState` specifies at that time. A server that dies, stops answering,
-or is distrusted is restarted. A server that somebody else runs can't be restarted from here, so it gets the owner's
-weights again instead. If the server ends `_MAX_CRASHES` times in a row without finishing a request in
-between, `run` gives up.
+or is distrusted is restarted. A server that somebody else runs can't be restarted from here, so it gets the
+owner's weights again instead. If the server ends `_MAX_CRASHES` times in a row without finishing a request
+in between, `run` gives up.
 """
 
 import asyncio
