@@ -23,7 +23,6 @@ from astraflow.addons.bundle.bundle_files import (
     CHECKSUMS,
     copy_files,
     files_of,
-    whole_or_nothing,
     write_checksums,
 )
 from astraflow.addons.bundle.packed_wheels import needed_distributions, pack_wheel
@@ -35,6 +34,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import uses
 from astraflow.user_input.hub_names import is_hub_name, split_revision
 from astraflow.user_input.mistakes import hint
+from astraflow.user_input.new_folder import is_free, new_folder
 from astraflow.user_input.own_sources import own_files
 from astraflow.user_input.user_files import is_there
 
@@ -83,7 +83,7 @@ def write_bundle(
     Raises: DataError or ConfigError if something that the recipe reads is missing or can't be bundled, or if
     a distribution can't be packed.
     """
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+    if out.is_symlink() or not is_free(out):
         raise DataError(f"{out} exists and is not an empty folder; choose another one")
     moved, copies = bundled(recipe)
     files = {place: files_of(source) for place, source in copies.items()}
@@ -91,7 +91,7 @@ def write_bundle(
         if out.resolve().is_relative_to(source.resolve()):
             raise DataError(f"{out} is in {source}, which the bundle holds; choose a folder elsewhere")
     distributions = needed_distributions(_requirements(recipe, extras))
-    with whole_or_nothing(out) as building:
+    with new_folder(out) as building:
         for place, contents in files.items():
             tell(f"copying {copies[place]}")
             copy_files(contents, building / place)

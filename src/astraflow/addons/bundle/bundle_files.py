@@ -8,15 +8,13 @@ of this machine into the bundle.
 import hashlib
 import os
 import shutil
-import tempfile
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from astraflow.errors import DataError
 from astraflow.user_input.user_files import check_regular, format_path
 
-__all__ = ["CHECKSUMS", "copy_files", "files_of", "whole_or_nothing", "write_checksums"]
+__all__ = ["CHECKSUMS", "copy_files", "files_of", "write_checksums"]
 
 CHECKSUMS = "checksums.txt"
 
@@ -91,23 +89,6 @@ def _check_file(path: Path) -> None:
     check_regular(path, "for the bundle:")
     if not os.access(path, os.R_OK):
         raise DataError(f"{format_path(path)} cannot be read: permission denied")
-
-
-@contextmanager
-def whole_or_nothing(out: Path) -> Generator[Path]:
-    """Yields a folder to fill, which becomes `out` at the end of the block.
-
-    If the block raises, nothing is left. `out` must be missing or an empty folder.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{out.name[:100]}-", dir=out.parent))
-    try:
-        yield building
-        building.chmod(0o755)
-        building.rename(out)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
 
 
 def write_checksums(folder: Path) -> int:

@@ -8,7 +8,6 @@ where it resumes interrupted downloads. Its environment variables apply, such as
 
 import hashlib
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from astraflow.errors import ConfigError, DataError, UnavailableError
 from astraflow.tasks.rows import task_from_row
 from astraflow.tasks.variants import RowsConfig
 from astraflow.types import Task
+from astraflow.user_input.new_folder import is_free, new_folder
 
 __all__ = ["prepare", "raw_rows"]
 
@@ -58,13 +58,9 @@ def prepare(
     if (folder / MANIFEST).is_file() and (current := _find_current(data_set, folder)) is not None:
         progress(f"{data_set.name}: {folder} is up to date")
         return verify(data_set, folder) if verifies else current
-    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_free and not (folder / MANIFEST).is_file():
+    if not is_free(folder) and not (folder / MANIFEST).is_file():
         raise DataError(f"{folder} exists and is not a prepared data set; choose another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        fresh = Path(scratch) / "new"
-        fresh.mkdir()
+    with new_folder(folder, replaces=True) as fresh:
         splits = {
             name: _prepare_split(split, fresh / f"{name}.jsonl", _Origin(given, endpoint), progress)
             for name, split in data_set.splits.items()
@@ -73,9 +69,6 @@ def prepare(
             dataset=data_set.name, conversion=CONVERSION, holds=data_set.holds, splits=splits
         )
         write_manifest(manifest, fresh)
-        if folder.exists():
-            folder.rename(Path(scratch) / "old")
-        fresh.rename(folder)
     return verify(data_set, folder) if verifies else manifest
 
 

@@ -4,7 +4,6 @@ The written files are read back and hashed before the folder gets its name, so t
 or not at all.
 """
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from astraflow.models.chat_template import write_template_defaults
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
+from astraflow.user_input.new_folder import is_free, new_folder
 from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.snapshot import ADAPTER_FOLDER, read_safetensors, snapshot_to_folder
 
@@ -50,17 +50,12 @@ def export_version(
     name = recipe.choose_policy(policy)
     _check_free(out, force=force)
     stored = SavedVersions(folder.weights / name, name).read(version)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as aside:
-        files = Path(aside) / "files"
-        fresh = Path(aside) / "model"
+    with new_folder(out, replaces=True) as fresh:
+        files = fresh.parent / "files"
         snapshot = stored.snapshot(files)
         write_template_defaults(files, recipe.policies[name].template_args)
         snapshot_to_folder(snapshot, fresh, base=recipe.policies[name].model)
         _check_written(fresh, merge_adapters(snapshot.tensors), stored.manifest)
-        if out.exists():
-            out.rename(Path(aside) / "replaced")
-        fresh.rename(out)
     manifest = stored.manifest
     num_bytes = sum(tensor.num_bytes for tensor in manifest.tensors)
     return ExportResult(out, name, manifest.version, num_bytes, manifest.digest)
@@ -69,7 +64,7 @@ def export_version(
 def _check_free(out: Path, *, force: bool) -> None:
     if out.is_symlink() or out.is_file():
         raise ConfigError(f"{out} is not a folder; name a new one")
-    if not out.exists() or not any(out.iterdir()):
+    if is_free(out):
         return
     if not force:
         raise ConfigError(f"{out} is not empty; name a new folder, or replace it with --force")

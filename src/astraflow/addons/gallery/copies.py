@@ -12,6 +12,7 @@ from pathlib import Path
 from astraflow.errors import DataError
 from astraflow.recipe.gallery import FOLDERS, PROJECT, SPECS, GalleryItem, gallery_root
 from astraflow.recipe.short_forms import full_mapping
+from astraflow.user_input.new_folder import is_free
 from astraflow.user_input.yaml_files import parts_of
 
 __all__ = ["copy_all", "copy_entries", "copy_project", "specs_of"]
@@ -52,7 +53,7 @@ def copy_project(to: Path) -> list[Path]:
 
     Raises: DataError if the folder exists and is not empty.
     """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    if not is_free(to):
         raise DataError(f"{to} exists and is not an empty folder; choose another one")
     source = gallery_root() / PROJECT
     files = {path.relative_to(source): path for path in source.rglob("*") if _is_content(path)}

@@ -149,13 +149,7 @@ async def search(
     searches = _SearchLog(index, top_k, search_timeout_s)
     answer = await chat.say(task.prompt)
     while searches.num < max_searches:
-        if in_calls:
-            calls = offered_calls(tagged_calls, answer.reply, (SEARCH_TOOL.name,))
-            queries = [_read_query(call) for call in calls]
-        else:
-            # Only the first query in a text counts: the policy wrote later ones without its results.
-            match = pattern.search(answer.reply)
-            queries = [_Query(match[1] or "")] if match else []
+        queries = _queries_of(answer.reply, None if in_calls else pattern)
         if not queries:
             break
         allowed = queries[: max_searches - searches.num]
@@ -220,6 +214,16 @@ class _SearchLog:
 
 
 # --- queries and what they find -------------------------------------------------------------------
+
+
+def _queries_of(reply: str, pattern: re.Pattern[str] | None) -> list[_Query]:
+    """The queries in the calls of a reply or, with a pattern, the first one in its text. Later ones don't
+    count: the policy wrote them without its results."""
+    if pattern is None:
+        calls = offered_calls(tagged_calls, reply, (SEARCH_TOOL.name,))
+        return [_read_query(call) for call in calls]
+    match = pattern.search(reply)
+    return [_Query(match[1] or "")] if match else []
 
 
 def _read_query(call: ToolCall) -> _Query:

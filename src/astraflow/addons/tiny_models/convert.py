@@ -27,7 +27,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from transformers.utils import logging as transformers_logging
 
 from astraflow.addons.tiny_models.capacity import FreeSpace, check_disk, check_memory, measure_capacity
-from astraflow.addons.tiny_models.folder import holds_model, new_folder, write_origin
+from astraflow.addons.tiny_models.folder import holds_model, shared_folder, write_origin
 from astraflow.addons.tiny_models.tools_template import with_tools
 from astraflow.errors import DataError
 from astraflow.user_input.own_code import describe_error
@@ -82,9 +82,9 @@ def convert_file(file: Path, out: Path, *, tell: Tell, capacity: FreeSpace | Non
     if holds_model(out, origin):
         tell(f"{out} is up to date")
         return out
-    with new_folder(out) as scratch:
+    with shared_folder(out) as fresh:
         card = ModelCard(title=file.stem, origin=origin)
-        write_model(file, scratch / "new", card, tell=tell, capacity=capacity or measure_capacity(out))
+        write_model(file, fresh, card, tell=tell, capacity=capacity or measure_capacity(out))
     return out
 
 

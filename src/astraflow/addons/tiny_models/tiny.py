@@ -10,7 +10,7 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +32,7 @@ from transformers.utils import logging as transformers_logging
 from astraflow.addons.tiny_models import demonstrations, tokenizer, warmstart
 from astraflow.addons.tiny_models import spec as spec_module
 from astraflow.addons.tiny_models.demonstrations import make_demonstrations
-from astraflow.addons.tiny_models.folder import MARKER, new_folder, read_marker
+from astraflow.addons.tiny_models.folder import MARKER, read_marker
 from astraflow.addons.tiny_models.spec import ArchitectureConfig, ModelSpec
 from astraflow.addons.tiny_models.tokenizer import IMAGE_TOKEN, make_tokenizer
 from astraflow.addons.tiny_models.warmstart import Progress, TinyModel, torch_threads, warm_start
@@ -40,6 +40,7 @@ from astraflow.config import Use
 from astraflow.errors import DataError
 from astraflow.models import images, vision
 from astraflow.models.images import ImageRules
+from astraflow.user_input.new_folder import is_free, new_folder
 from astraflow.user_input.own_sources import own_files
 
 __all__ = ["init_model", "model_fingerprint"]
@@ -66,20 +67,22 @@ def init_model(
     if read_marker(out, "fingerprint") == fingerprint:
         progress(f"model {spec.name}: {out} is up to date")
         return out
-    is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    if not is_free and not (out / MARKER).is_file():
+    if not is_free(out) and not (out / MARKER).is_file():
         raise DataError(
             f"{out} exists and was not made by `astraflow model init`; choose another folder or remove it"
         )
     if cache is None:
-        _fill(out, lambda folder: _build(spec, folder, fingerprint, progress))
+        with new_folder(out, replaces=True) as fresh:
+            _build(spec, fresh, fingerprint, progress)
         return out
     entry = cache / fingerprint
     if read_marker(entry, "fingerprint") != fingerprint:
-        _fill(entry, lambda folder: _build(spec, folder, fingerprint, progress))
+        with new_folder(entry, replaces=True) as fresh:
+            _build(spec, fresh, fingerprint, progress)
     else:
         progress(f"model {spec.name}: taken from the cache {entry}")
-    _fill(out, lambda folder: shutil.copytree(entry, folder, dirs_exist_ok=True))
+    with new_folder(out, replaces=True) as fresh:
+        shutil.copytree(entry, fresh, dirs_exist_ok=True)
     return out
 
 
@@ -98,11 +101,6 @@ def model_fingerprint(spec: ModelSpec) -> str:
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()[:32]
-
-
-def _fill(folder: Path, fill: Callable[[Path], object]) -> None:
-    with new_folder(folder, replaces=True) as scratch:
-        fill(scratch / "new")
 
 
 def _build(spec: ModelSpec, folder: Path, fingerprint: str, progress: Progress) -> None:
