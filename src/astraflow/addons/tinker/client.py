@@ -344,8 +344,8 @@ class TrainingClient:
             parts = self._backend.cut(columns, np.arange(len(columns.lengths)))
             objective = SummedLoss(columns, lambda inputs: loss.function(inputs, **args))
             if is_dry:
-                found = torch.from_numpy(self._backend.logprobs(columns, parts))
-                objective(np.arange(len(found)), found, None)
+                scores = torch.from_numpy(self._backend.logprobs(columns, parts))
+                objective(np.arange(len(scores)), scores, None)
             else:
                 self._backend.forward_backward(columns, parts, objective)
             total, logprobs = objective.finish()

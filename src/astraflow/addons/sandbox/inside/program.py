@@ -181,7 +181,7 @@ def _run(source: bytes) -> int:
     except SystemExit as stop:
         code = _code_of(stop)
     except BaseException as error:  # noqa: BLE001 - whatever the program raises
-        code = _shown(error)
+        code = _report_error(error)
     return _ended(code, main)
 
 
@@ -194,7 +194,7 @@ def _code_of(stop: SystemExit) -> int:
     return 1
 
 
-def _shown(error: BaseException) -> int:
+def _report_error(error: BaseException) -> int:
     """Prints the traceback, without this module's own frame. Returns the exit code."""
     trace = error.__traceback__
     error = error.with_traceback(trace.tb_next if trace else None)
