@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from astraflow.addons.exact.engine_pass import InvariantForward
     from astraflow.addons.exact.trainer_pass import InvariantLogprobs
     from astraflow.addons.fast_deltas import compiled
-    from astraflow.addons.half_runs.command import run_only
     from astraflow.addons.hub.download import download_model
     from astraflow.addons.lending.sharing import make_lending_pool
     from astraflow.addons.lending.turns import SharedTurns
+    from astraflow.addons.one_process.half_run_command import run_only
     from astraflow.addons.one_process.trial import try_episode
     from astraflow.addons.pool.pool import SizedPool
     from astraflow.addons.tiny_models.spec_files import build_model
@@ -69,11 +69,11 @@ _PLACES = {
     "download_model": ("hub.download:download_model", "downloading a model"),
     "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
     "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
-    "run_only": ("half_runs.command:run_only", "`astraflow run --only`"),
+    "run_only": ("one_process.half_run_command:run_only", "`astraflow run --only`"),
     "runs": ("runs", "astraflow.runs"),
     "samples_page": ("view.sample_episodes:SampleEpisodes", "report"),
     "screen_page": ("view.screen:make_screen", "the live screen"),
-    "trackers_page": ("trackers.page:make_page", "trackers"),
+    "trackers_page": ("trackers.tracking:make_page", "trackers"),
     "try_episode": ("one_process.trial:try_episode", "astraflow.try_episode"),
     "viewer_page": ("view.lazy_viewer:make_viewer", "view"),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from astraflow.addons.agents.config import HostedConfig
-from astraflow.addons.agents.hosted import Hosted
+from astraflow.addons.agents.hosted import HostedWorkflow
 from astraflow.addons.agents.hosts.host import Host
 from astraflow.addons.agents.hosts.messages import HostedSpec
 from astraflow.config import parse_config
@@ -53,5 +53,5 @@ async def hosted(
         for name, engine in (engines or {"actor": ScriptedEngine("5")}).items()
     }
     host = Host(settings, patience_s=0.5)
-    async with EpisodeRunner(policies, Hosted(settings, tagged_calls, host), exact) as runner:
+    async with EpisodeRunner(policies, HostedWorkflow(settings, tagged_calls, host), exact) as runner:
         yield HostedEpisodes(runner, host)

@@ -20,12 +20,12 @@ from astraflow.addons.sandbox.command import CommandLimits
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.openings import openings_for
 from astraflow.addons.sandbox.pool import Sandbox
-from astraflow.addons.sandbox.verdict import Kind, Limits, Verdict
+from astraflow.addons.sandbox.verdict import BoxLimits, Kind, ProgramVerdict
 from astraflow.errors import ConfigError
 from drivers.hostile_agent import AGENT, DISK_BYTES, of_marker, outside
 from drivers.hostile_programs import HOSTILE
 
-LIMITS = Limits(cpu_s=20.0, wall_s=20.0, memory_bytes=192 << 20, disk_bytes=4 << 20, output_bytes=100_000)
+LIMITS = BoxLimits(cpu_s=20.0, wall_s=20.0, memory_bytes=192 << 20, disk_bytes=4 << 20, output_bytes=100_000)
 IMPATIENT = replace(LIMITS, wall_s=0.4)
 """For programs that may use up their time, so that they do not use up ours."""
 NUM_BOXES = 4
@@ -33,7 +33,7 @@ QUICK_S = 1.0
 """Within this time, the next program is served."""
 
 
-async def attacked(sandbox: Sandbox, name: str, secret: str) -> tuple[str, Verdict, float]:
+async def attacked(sandbox: Sandbox, name: str, secret: str) -> tuple[str, ProgramVerdict, float]:
     """The verdict on a hostile program, and how long the next program took."""
     attack = HOSTILE[name]
     limits = IMPATIENT if Kind.TIMEOUT in attack.kinds else LIMITS
@@ -98,7 +98,7 @@ async def main(backend: str, marker: str, secret: str) -> dict[str, object]:
     config = SandboxConfig.model_validate({"backend": backend, "num_boxes": NUM_BOXES})
     turns = asyncio.Semaphore(NUM_BOXES)
 
-    async def taken(sandbox: Sandbox, name: str) -> tuple[str, Verdict, float]:
+    async def taken(sandbox: Sandbox, name: str) -> tuple[str, ProgramVerdict, float]:
         async with turns:
             return await attacked(sandbox, name, secret)
 

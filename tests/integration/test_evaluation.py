@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from astraflow.addons.evaluation.evaluation import EvalReport, EvalScore, EvalSize, evaluate, evaluation_table
-from astraflow.addons.evaluation.target import Endpoint, find_target, hosting
+from astraflow.addons.evaluation.target import TargetEndpoint, find_target, hosting
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.access import network_modules
@@ -38,7 +38,9 @@ def recipe(model: Path, tmp_path: Path) -> Recipe:
     return make_digit_recipe(tmp_path, model)
 
 
-async def score(where: str, recipe: Recipe, size: EvalSize, *, endpoint: Endpoint | None = None) -> EvalScore:
+async def score(
+    where: str, recipe: Recipe, size: EvalSize, *, endpoint: TargetEndpoint | None = None
+) -> EvalScore:
     """The first set's score."""
     async with hosting(find_target(where, recipe, endpoint=endpoint)) as (hosted, version):
         assert version == -1
@@ -101,7 +103,7 @@ async def test_an_endpoint_scores_as_the_model_behind_it(model: Path, recipe: Re
         hosting(find_target(str(model), greedy)) as (hosted, _),
         served(hosted["actor"]) as url,
     ):
-        found = await score(url, greedy, EvalSize(samples=1), endpoint=Endpoint(url))
+        found = await score(url, greedy, EvalSize(samples=1), endpoint=TargetEndpoint(url))
     assert found.pass_at_1 == own.pass_at_1
     assert found.generated_tokens == own.generated_tokens
     assert found.num_failed == 0

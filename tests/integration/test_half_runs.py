@@ -10,8 +10,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow import wire
 from astraflow.addons.doctor.drift import LIMIT, measure_drift
-from astraflow.addons.half_runs.command import run_only
-from astraflow.addons.half_runs.half_runs import BATCHES, TrainedModel, collect_batches, train_from_batches
+from astraflow.addons.one_process.half_run_command import run_only
+from astraflow.addons.one_process.half_runs import (
+    BATCHES,
+    TrainingResult,
+    collect_batches,
+    train_from_batches,
+)
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe
 from astraflow.trainer.columns import reward_mean
@@ -50,7 +55,7 @@ def load(batches: Path) -> list[Batch]:
     return [wire.decode(path.read_bytes(), Batch) for path in paths]
 
 
-async def train(recipe: Recipe, run_dir: Path, batches: Path) -> tuple[TrainedModel, list[StepRecord]]:
+async def train(recipe: Recipe, run_dir: Path, batches: Path) -> tuple[TrainingResult, list[StepRecord]]:
     """Trains in a thread: training runs event loops of its own."""
     records: list[StepRecord] = []
     (trained,) = await asyncio.to_thread(train_from_batches, recipe, run_dir, batches, on_step=records.append)

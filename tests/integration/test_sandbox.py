@@ -17,7 +17,7 @@ import pytest
 from astraflow.addons.sandbox.backends import BACKENDS
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.pool import Sandbox
-from astraflow.addons.sandbox.verdict import Kind, Limits
+from astraflow.addons.sandbox.verdict import BoxLimits, Kind
 from astraflow.errors import ConfigError
 
 pytestmark = pytest.mark.xdist_group("sandbox")
@@ -112,7 +112,7 @@ async def test_programs_may_start_processes_where_the_limits_say_so(sandbox: San
     )
     alone = await sandbox.run(program)
     assert alone.kind is Kind.REFUSED
-    helped = await sandbox.run(program, limits=Limits(num_processes=4))
+    helped = await sandbox.run(program, limits=BoxLimits(num_processes=4))
     assert helped.stdout == "b'42\\n'\n", helped.stderr
 
 
@@ -120,14 +120,14 @@ async def test_what_a_program_started_ends_with_it(sandbox: Sandbox) -> None:
     daemon = (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    print(1, flush=True)\n    time.sleep(1000)"
     )
-    verdict = await sandbox.run(daemon + "\nos.wait4(-1, os.WNOHANG)", limits=Limits(num_processes=4))
+    verdict = await sandbox.run(daemon + "\nos.wait4(-1, os.WNOHANG)", limits=BoxLimits(num_processes=4))
     assert verdict.kind is Kind.PASSED
     assert verdict.reason == "exit code 0"
 
 
 async def test_a_bomb_of_processes_meets_its_limit(sandbox: Sandbox) -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except BlockingIOError: pass"
-    verdict = await sandbox.run(bomb, limits=Limits(num_processes=8, wall_s=0.4))
+    verdict = await sandbox.run(bomb, limits=BoxLimits(num_processes=8, wall_s=0.4))
     assert verdict.kind is Kind.TIMEOUT
     assert (await sandbox.run("print(1)")).stdout == "1\n"
 
@@ -148,7 +148,7 @@ RESERVES = (
 
 @pytest.mark.parametrize("source", [MANY_STACKS, RESERVES], ids=["stacks", "mapping"])
 async def test_memory_that_is_only_reserved_does_not_count(sandbox: Sandbox, source: str) -> None:
-    verdict = await sandbox.run(source, limits=Limits(memory_bytes=128 << 20))
+    verdict = await sandbox.run(source, limits=BoxLimits(memory_bytes=128 << 20))
     assert (verdict.kind, verdict.stdout) == (Kind.PASSED, "reserved\n"), verdict
     assert verdict.peak_bytes < 128 << 20
 
@@ -167,7 +167,7 @@ async def test_memory_that_is_only_reserved_does_not_count(sandbox: Sandbox, sou
     ],
 )
 async def test_memory_that_is_used_counts(sandbox: Sandbox, source: str) -> None:
-    verdict = await sandbox.run(source, limits=Limits(memory_bytes=128 << 20))
+    verdict = await sandbox.run(source, limits=BoxLimits(memory_bytes=128 << 20))
     assert (verdict.kind, verdict.fault) == (Kind.MEMORY, ""), verdict
     assert verdict.peak_bytes < 1 << 30
     assert (await sandbox.run("print(1)")).stdout == "1\n"
@@ -179,7 +179,7 @@ async def test_processes_that_fork_and_fill_the_memory_each_have_a_limit(sandbox
         "try:\n    while True: x.append(bytearray(10 ** 7))\n"
         "except MemoryError: os.write(1, b'%d\\n' % len(x))"
     )
-    limits = Limits(num_processes=8, memory_bytes=128 << 20, wall_s=5)
+    limits = BoxLimits(num_processes=8, memory_bytes=128 << 20, wall_s=5)
     verdict = await sandbox.run(bomb, limits=limits)
     assert verdict.stdout, verdict
     assert all(int(num) <= 13 for num in verdict.stdout.split())
@@ -199,7 +199,7 @@ async def test_no_more_programs_run_at_a_time_than_there_are_boxes(sandbox: Sand
 
 
 async def test_a_cancelled_caller_ends_its_program(sandbox: Sandbox) -> None:
-    running = asyncio.create_task(sandbox.run("import time\ntime.sleep(1000)", limits=Limits(wall_s=2000)))
+    running = asyncio.create_task(sandbox.run("import time\ntime.sleep(1000)", limits=BoxLimits(wall_s=2000)))
     async with asyncio.timeout(30):
         while sandbox.num_running == 0:  # noqa: ASYNC110 - a test waits for what a sandbox tells nobody
             await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from recipes.real.trivia import FACTS, names_answer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.addons.gguf.packaged import load_packaged
+from astraflow.addons.tiny_models.packaged import load_packaged
 from astraflow.addons.tiny_models.spec_files import packaged_spec
 from drivers.gguf_files import folder_weights
 from drivers.system_driver import WARM, environment, made_once

@@ -100,7 +100,7 @@ assert make_pages(run) == []
 def test_an_option_says_which_add_on_this_installation_leaves_out(core_alone: Run, folder: Path) -> None:
     done = core_alone(command("run", "recipe.yaml", "--only", "train"), folder)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: `astraflow run --only` needs astraflow.addons.half_runs, which")
+    assert done.stderr.startswith("error: `astraflow run --only` needs astraflow.addons.one_process, which")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ WORDS_OF_OTHERS = {
     "addons/agents/hosts/inside/relay.py": "the header of HTTP",
     "addons/envs/harbor.py": "escape sequences of terminals",
     "addons/math": "answers of models",
-    "addons/data_sets/math_rows.py": "prompts of data sets",
+    "addons/data_sets/question_rows.py": "prompts of data sets",
     "addons/inference_servers": "metrics and logs of other servers",
 }  # fmt: skip
 """Where words of others are read, or what people and models wrote, and why that cannot be avoided."""

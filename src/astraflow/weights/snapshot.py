@@ -1,10 +1,8 @@
 """Writes snapshots as model folders, and writes and reads safetensors files without torch."""
 
 import json
-import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +15,7 @@ from astraflow.models.adapters import adapter_config, is_adapter, merge_adapters
 from astraflow.models.model_folder import check_model_folder
 from astraflow.models.weight_files import read_header, weight_paths
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.user_input.new_folder import is_free, new_folder
 from astraflow.user_input.user_files import json_value
 from astraflow.weights.manifest import ITEM_BYTES, is_model_file
 
@@ -52,23 +51,17 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = ""
     `adapter/`, in PEFT's format, for users who have the base model, which is called `base` there. The folder
     is written under another name and renamed.
 
-    Raises: DataError if `folder` exists.
+    Raises: DataError if `folder` exists and isn't empty.
     """
-    if folder.exists():
+    if not is_free(folder):
         raise DataError(f"{folder} exists; choose a new folder, or delete it first")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with new_folder(folder) as fresh:
         for path in snapshot.model_dir.iterdir():
-            shutil.copy(path, aside / path.name)
-        write_safetensors(aside / "model.safetensors", merge_adapters(snapshot.tensors))
-        declare_dtype(aside)
+            shutil.copy(path, fresh / path.name)
+        write_safetensors(fresh / "model.safetensors", merge_adapters(snapshot.tensors))
+        declare_dtype(fresh)
         if adapters := [tensor for tensor in snapshot.tensors if is_adapter(tensor.name)]:
-            write_adapter(aside / ADAPTER_FOLDER, adapters, base=base)
-        aside.chmod(0o755)
-        os.rename(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            write_adapter(fresh / ADAPTER_FOLDER, adapters, base=base)
 
 
 def declare_dtype(folder: Path) -> None:

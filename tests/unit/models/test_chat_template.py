@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from astraflow.addons.gguf.tools_template import with_tools
+from astraflow.addons.tiny_models.tools_template import with_tools
 from astraflow.errors import ConfigError, DataError, RolloutError
 from astraflow.models.chat_template import (
     check_template_args,

@@ -68,7 +68,10 @@ class PacedBackend:
         columns = columns_from_samples(batch.samples, vocab_size=_ANY_TOKEN)
         num_tokens = len(columns.token_ids)
         emulated_s = self._backend.step_s + num_tokens / 1e6 * self._backend.million_tokens_s
-        self._change()
+        # Flip the lowest bit of some elements, chosen by seed and step.
+        rng = np.random.default_rng((self._seed, self.num_steps_done))
+        num_changed = round(self._backend.changed_frac * len(self._weights))
+        self._weights[rng.choice(len(self._weights), size=num_changed, replace=False)] ^= 1
         self.num_steps_done += 1
         spent_s = time.perf_counter() - began_s
         time.sleep(max(0.0, emulated_s / self._backend.time_scale - spent_s))
@@ -105,9 +108,3 @@ class PacedBackend:
             )
         self._weights = weights.astype(np.uint16)
         self.num_steps_done = num_steps_done
-
-    def _change(self) -> None:
-        """Flips the lowest bit of some elements, chosen by seed and step."""
-        rng = np.random.default_rng((self._seed, self.num_steps_done))
-        num_changed = round(self._backend.changed_frac * len(self._weights))
-        self._weights[rng.choice(len(self._weights), size=num_changed, replace=False)] ^= 1

@@ -148,7 +148,7 @@ class PacedDevice:
 
     def advance(self, now_s: float) -> list[PacedJob]:
         """Advances the clock, and returns the requests that have ended since then, in order."""
-        ended: list[PacedJob] = []
+        jobs: list[PacedJob] = []
         while (due_s := self.due_s) <= now_s:
             self._now_s = due_s
             if self._full_at < self._next_end:
@@ -161,12 +161,12 @@ class PacedDevice:
             job.left = 0.0
             self._leave(job)
             self._admit()
-            ended.append(job)
+            jobs.append(job)
         if now_s > self._now_s:
             if self._num_advancing:
                 self._move(self._progress + (now_s - self._now_s) / self._step_s)
             self._now_s = now_s
-        return ended
+        return jobs
 
     def submit(self, job: PacedJob, *, is_first: bool = False) -> None:
         """Queues a request at the time of the last `advance`, before all others if `is_first`."""

@@ -76,7 +76,8 @@ class PacedClock:
 
     def bring_up(self) -> None:
         """Advances the device to the present. Call it before the device is changed or read."""
-        for job in self.device.advance(self._now_s()):
+        now_s = asyncio.get_running_loop().time() * self.config.time_scale
+        for job in self.device.advance(now_s):
             job.ended()
 
     def settle(self) -> None:
@@ -106,9 +107,6 @@ class PacedClock:
             self.failure = f"the paced device failed: {type(err).__name__}: {err}"
             for engine in self._engines:
                 engine.fail(self.failure)
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time() * self.config.time_scale
 
 
 class PacedEngine:
@@ -364,15 +362,12 @@ def _vocabulary(folder: Path) -> tuple[NDArray[np.int64], int]:
     if not isinstance(size, int) or size < 1:
         raise DataError(f"{folder / 'config.json'}: vocab_size = {size!r}; expected a positive integer")
     stop_ids = folder_stop_ids(folder)
-    added = [e["id"] for p in _existing(folder, "tokenizer.json") for e in _json(p).get("added_tokens", ())]
+    tokenizer = folder / "tokenizer.json"
+    added = [e["id"] for e in _json(tokenizer).get("added_tokens", ())] if tokenizer.is_file() else []
     plain = np.setdiff1d(np.arange(size), [*stop_ids, *added])
     if not len(plain):
         raise DataError(f"{folder}: none of the {size} tokens is a plain one")
     return plain, stop_ids[0] if stop_ids else -1
-
-
-def _existing(folder: Path, name: str) -> list[Path]:
-    return [folder / name] if (folder / name).is_file() else []
 
 
 def _json(path: Path) -> dict[str, Any]:

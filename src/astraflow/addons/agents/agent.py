@@ -44,11 +44,11 @@ async def agent(
 
     Raises: RolloutError if the program got no completion, or rewards a policy that the run does not have.
     """
-    shown = AgentTask(id=task.id, source=task.source, prompt=task.prompt, context=task.context)
+    agent_task = AgentTask(id=task.id, source=task.source, prompt=task.prompt, context=task.context)
     async with policies.endpoint(
         parser=CALL_PARSERS[parser] if isinstance(parser, str) else parser
     ) as endpoint:
-        report = await run(shown, endpoint)
+        report = await run(agent_task, endpoint)
     if endpoint.num_completions == 0:
         refused = f"; its last request was refused: {endpoint.problem}" if endpoint.problem else ""
         raise RolloutError(

@@ -142,7 +142,7 @@ class HostedConfig(HostConfig, WorkflowVariant):
 
     def make(self) -> Workflow:
         """The workflow. Raises: ConfigError if the Python of the host does not exist."""
-        from astraflow.addons.agents.hosted import Hosted
+        from astraflow.addons.agents.hosted import HostedWorkflow
 
         self.interpreter()
-        return Hosted(self, load_parser(self.parser))
+        return HostedWorkflow(self, load_parser(self.parser))

@@ -18,10 +18,10 @@ from astraflow.workflows.calls import CallParser
 from astraflow.workflows.conversation import Endpoint, Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import name_at
 
-__all__ = ["Hosted", "check_roles", "players"]
+__all__ = ["HostedWorkflow", "check_roles", "players"]
 
 
-class Hosted:
+class HostedWorkflow:
     """Implements `Workflow` and `OpenWorkflow`.
 
     The conversations of each part of the episode get the part's reward. A conversation that the host doesn't
@@ -36,8 +36,8 @@ class Hosted:
 
     async def open(self) -> None:
         """Starts the host. Raises: ConfigError if it cannot be started, or a role has no policy."""
-        opened = await self._host.open()
-        check_roles(self._config.roles, opened.roles)
+        library = await self._host.open()
+        check_roles(self._config.roles, library.roles)
 
     async def close(self) -> None:
         """Ends the host and everything that it started."""
@@ -45,8 +45,8 @@ class Hosted:
 
     async def __call__(self, task: ScoredTask, policies: Policies) -> Rewards:
         """Runs one episode. Raises: RolloutError; ConfigError if a role has no policy."""
-        opened = await self._host.open()
-        roles = players(self._config.roles, opened.roles, tuple(policies))
+        library = await self._host.open()
+        roles = players(self._config.roles, library.roles, tuple(policies))
         num_restarts = self._host.num_restarts
         async with policies.endpoint(parser=self._parser, roles=roles) as endpoint:
             end = await self._host.run(

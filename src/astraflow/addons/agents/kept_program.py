@@ -142,9 +142,9 @@ class KeptPrograms:
     def _hidden(self) -> list[Path]:
         """Paths that no program may see: the run's secrets, other programs' folders, and engines' sockets."""
         temporary = Path(tempfile.gettempdir())
-        found = [path for pattern in _HIDDEN_PATTERNS for path in temporary.glob(pattern)]
-        found += [path for path in self._private if path.exists()]
-        return sorted({path.resolve() for path in found})
+        paths = [path for pattern in _HIDDEN_PATTERNS for path in temporary.glob(pattern)]
+        paths += [path for path in self._private if path.exists()]
+        return sorted({path.resolve() for path in paths})
 
 
 def _parent() -> Path:
@@ -154,9 +154,9 @@ def _parent() -> Path:
     """
     path = Path(tempfile.gettempdir()) / f"astraflow-agents-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
+    status = path.lstat()
     # 0o040700 is a folder (and not a link to one) with mode 700.
-    if found.st_uid != os.getuid() or found.st_mode & 0o170777 != 0o040700:
+    if status.st_uid != os.getuid() or status.st_mode & 0o170777 != 0o040700:
         raise ConfigError(
             f"{path} is not this user's own folder of mode 700; delete it, or set TMPDIR to another folder"
         )

@@ -80,8 +80,8 @@ class ProgramRuns:
                 gateway=urlsplit(endpoint.base_url).port or 0,
             )
         )
-        if said := end.stderr.strip():
-            _output.debug("%s (stderr): %s", program, said[-_MAX_SHOWN:])
+        if errors := end.stderr.strip():
+            _output.debug("%s (stderr): %s", program, errors[-_MAX_SHOWN:])
         if end.start_problem:
             raise ConfigError(f"the agent program {program!r} cannot be started: {end.start_problem}")
         if end.box_problem:
@@ -116,24 +116,20 @@ def program_agent(config: ProgramConfig, parser: CallParser, private: tuple[Path
     return workflow
 
 
-def _environment(kept: tuple[str, ...], endpoint: Endpoint, model: str) -> dict[str, str]:
+def _environment(own_names: tuple[str, ...], endpoint: Endpoint, model: str) -> dict[str, str]:
     """A program's variables: the necessary ones of the service, those named in the recipe, and the
     episode's."""
-    return {
-        **passed_variables(kept),
+    variables = {
+        **passed_variables(own_names),
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,
-        **_anthropic_variables(kept, endpoint),
         "ASTRAFLOW_MODEL": model,
         "ASTRAFLOW_RESULT_URL": endpoint.result_url,
     }
-
-
-def _anthropic_variables(kept: tuple[str, ...], endpoint: Endpoint) -> dict[str, str]:
-    """The variables for Anthropic's clients; none if the recipe keeps the user's own."""
-    if any(name.startswith("ANTHROPIC_") for name in kept):
-        return {}
-    return {"ANTHROPIC_BASE_URL": endpoint.anthropic_url, "ANTHROPIC_API_KEY": endpoint.api_key}
+    if not any(name.startswith("ANTHROPIC_") for name in own_names):  # else the recipe keeps the user's own
+        variables["ANTHROPIC_BASE_URL"] = endpoint.anthropic_url
+        variables["ANTHROPIC_API_KEY"] = endpoint.api_key
+    return variables
 
 
 def _read_report(result: bytes | None) -> AgentReport | None:

@@ -76,19 +76,19 @@ class SandboxedPrograms:
         except SandboxError as err:
             return ProgramEnd(box_problem=str(err))
         try:
-            ended = await box.execute(command)
+            end = await box.execute(command)
         except SandboxError as err:
             return ProgramEnd(box_problem=str(err))
         finally:
             await box.close()
         return ProgramEnd(
-            ended.code,
-            ended.stdout,
-            ended.stderr,
-            ended.result,
-            is_late=ended.is_late,
-            is_full=ended.is_full,
-            start_problem=_explain(ended.unstartable),
+            end.code,
+            end.stdout,
+            end.stderr,
+            end.result,
+            is_late=end.is_late,
+            is_full=end.is_full,
+            start_problem=_explain(end.unstartable),
         )
 
     async def _choose_maker(self) -> BoxMaker:

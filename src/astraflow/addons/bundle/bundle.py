@@ -23,7 +23,6 @@ from astraflow.addons.bundle.bundle_files import (
     CHECKSUMS,
     copy_files,
     files_of,
-    whole_or_nothing,
     write_checksums,
 )
 from astraflow.addons.bundle.packed_wheels import needed_distributions, pack_wheel
@@ -34,6 +33,7 @@ from astraflow.recipe.model_checks import models_of
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import uses
 from astraflow.user_input.mistakes import hint
+from astraflow.user_input.new_folder import is_free, new_folder
 from astraflow.user_input.own_sources import own_files
 from astraflow.user_input.user_files import is_there
 
@@ -82,7 +82,7 @@ def write_bundle(
     Raises: DataError or ConfigError if something that the recipe reads is missing or can't be bundled, or if
     a distribution can't be packed.
     """
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+    if out.is_symlink() or not is_free(out):
         raise DataError(f"{out} exists and is not an empty folder; choose another one")
     moved, copies = bundled(recipe)
     files = {place: files_of(source) for place, source in copies.items()}
@@ -90,13 +90,18 @@ def write_bundle(
         if out.resolve().is_relative_to(source.resolve()):
             raise DataError(f"{out} is in {source}, which the bundle holds; choose a folder elsewhere")
     distributions = needed_distributions(_requirements(recipe, extras))
-    with whole_or_nothing(out) as building:
-        for place, found in files.items():
+    with new_folder(out) as building:
+        for place, contents in files.items():
             tell(f"copying {copies[place]}")
-            copy_files(found, building / place)
+            copy_files(contents, building / place)
         _pack(distributions, building, tell)
         (building / "recipe.yaml").write_text(dump_yaml(moved), encoding="utf-8")
-        _write_install(building / "install")
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        install = building / "install"
+        install.write_text(
+            _INSTALL.format(version=version, platform=sysconfig.get_platform(), checksums=CHECKSUMS)
+        )
+        install.chmod(0o755)
         num_bytes = write_checksums(building)
     tell(f"{out}: {num_bytes / 1e6:.0f} MB; copy it, then there: sh {out.name}/install")
 
@@ -125,13 +130,6 @@ def _pack(distributions: Sequence[Distribution], to: Path, tell: Callable[[str],
     (to / "requirements.txt").write_text("".join(versions))
 
 
-def _write_install(path: Path) -> None:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    platform = sysconfig.get_platform()
-    path.write_text(_INSTALL.format(version=version, platform=platform, checksums=CHECKSUMS))
-    path.chmod(0o755)
-
-
 def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
     """Returns the packages that the recipe needs: astraflow, and those that contain its components.
 
@@ -152,13 +150,13 @@ def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
 
 def _parts(config: Config) -> list[Config]:
     """Returns a config and all configs inside it."""
-    found = [config]
+    parts = [config]
     for key in type(config).model_fields:
         value: Any = getattr(config, key)
         inside: Sequence[Any] = [*value.values()] if isinstance(value, dict) else [value]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] - any mapping of a recipe
         inside = [each for part in inside for each in (part if isinstance(part, tuple) else (part,))]  # pyright: ignore[reportUnknownVariableType] - any list of a recipe
-        found += [part for each in inside if isinstance(each, Config) for part in _parts(each)]
-    return found
+        parts += [part for each in inside if isinstance(each, Config) for part in _parts(each)]
+    return parts
 
 
 def _models(recipe: Recipe, mapping: _JsonMap) -> dict[str, Path]:
@@ -235,7 +233,7 @@ def _read_by(node: Any, where: str, copies: dict[str, Path]) -> None:
 
 def _own_modules(recipe: Recipe) -> dict[str, Path]:
     """Maps paths in the bundle to the files of modules that the user wrote. Raises: ConfigError."""
-    found: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
     for use in uses(recipe):
         module = use.use.partition(":")[0]
         files = own_files(module)
@@ -245,8 +243,8 @@ def _own_modules(recipe: Recipe) -> dict[str, Path]:
             )
         for file in files:
             if "site-packages" not in file.parts and "dist-packages" not in file.parts:
-                found[_place_of_module(file)] = file
-    return found
+                modules[_place_of_module(file)] = file
+    return modules
 
 
 def _place_of_module(file: Path) -> str:

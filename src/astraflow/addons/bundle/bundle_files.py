@@ -8,18 +8,15 @@ of this machine into the bundle.
 import hashlib
 import os
 import shutil
-import tempfile
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from astraflow.errors import DataError
 from astraflow.user_input.user_files import check_regular, format_path
 
-__all__ = ["CHECKSUMS", "copy_files", "files_of", "whole_or_nothing", "write_checksums"]
+__all__ = ["CHECKSUMS", "copy_files", "files_of", "write_checksums"]
 
 CHECKSUMS = "checksums.txt"
-_BLOCK_BYTES = 1 << 20
 
 
 def files_of(source: Path) -> dict[str, Path]:
@@ -46,7 +43,9 @@ def copy_files(files: Mapping[str, Path], to: Path) -> None:
 
 def _files_below(source: Path) -> Iterator[tuple[str, Path]]:
     is_open = [source]
-    allowed = [source.resolve(), *_blobs_of(source)]
+    allowed = [source.resolve()]
+    if source.parent.name == "snapshots":  # of the Hugging Face hub's cache, whose files are links to blobs
+        allowed.append(source.parent.parent / "blobs")
     while is_open:
         folder = is_open.pop()
         try:
@@ -63,11 +62,6 @@ def _files_below(source: Path) -> Iterator[tuple[str, Path]]:
                 _check_link(path, allowed)
             _check_file(path)
             yield path.relative_to(source).as_posix(), path
-
-
-def _blobs_of(source: Path) -> list[Path]:
-    """Returns the folder with the files of a source that is a snapshot in the Hugging Face hub's cache."""
-    return [source.parent.parent / "blobs"] if source.parent.name == "snapshots" else []
 
 
 def _check_name(path: Path) -> None:
@@ -97,34 +91,13 @@ def _check_file(path: Path) -> None:
         raise DataError(f"{format_path(path)} cannot be read: permission denied")
 
 
-@contextmanager
-def whole_or_nothing(out: Path) -> Generator[Path]:
-    """Yields a folder to fill, which becomes `out` at the end of the block.
-
-    If the block raises, nothing is left. `out` must be missing or an empty folder.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{out.name[:100]}-", dir=out.parent))
-    try:
-        yield building
-        building.chmod(0o755)
-        building.rename(out)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
-
-
 def write_checksums(folder: Path) -> int:
     """Writes the checksums of all files in a folder, and returns their total size in bytes."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = [f"{_digest(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
+    lines: list[str] = []
+    for path in files:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines.append(f"{digest}  {path.relative_to(folder).as_posix()}\n")
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     return sum(path.stat().st_size for path in files)
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            found.update(block)
-    return found.hexdigest()

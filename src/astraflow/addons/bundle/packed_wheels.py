@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -42,23 +42,23 @@ def needed_distributions(requirements: Iterable[str]) -> list[Distribution]:
     Example: `needed_distributions(["astraflow[quickstart]"])`.
     Raises: DataError if a distribution is not installed.
     """
-    found: dict[str, Distribution] = {}
-    seen: set[tuple[str, str]] = set()
+    distributions: dict[str, Distribution] = {}
+    visited: set[tuple[str, str]] = set()
     waiting = [(Requirement(text), "the bundle") for text in requirements]
     while waiting:
         wanted, by = waiting.pop()
         name = canonicalize_name(wanted.name)
         try:
-            found[name] = distribution(wanted.name)
+            distributions[name] = distribution(wanted.name)
         except PackageNotFoundError as err:
             raise DataError(
                 f"{by} needs {wanted}, which is not installed here; install it, and make the bundle again"
             ) from err
         for extra in ("", *sorted(wanted.extras)):
-            if (name, extra) not in seen:
-                seen.add((name, extra))
-                waiting += [(each, wanted.name) for each in _requirements(found[name], extra)]
-    return [found[name] for name in sorted(found)]
+            if (name, extra) not in visited:
+                visited.add((name, extra))
+                waiting += [(each, wanted.name) for each in _requirements(distributions[name], extra)]
+    return [distributions[name] for name in sorted(distributions)]
 
 
 def _requirements(dist: Distribution, extra: str) -> list[Requirement]:
@@ -75,17 +75,11 @@ def pack_wheel(dist: Distribution, to: Path) -> Path:
 
     Raises: DataError if a file is missing or was changed, or if a source folder can't be built.
     """
-    source = _source_folder(dist)
-    return _built(dist, source, to) if source is not None else _packed(dist, to)
-
-
-def _source_folder(dist: Distribution) -> Path | None:
-    """Returns the source folder of an editable distribution; None for any other."""
     text = dist.read_text("direct_url.json")
-    told: dict[str, Any] = json.loads(text) if text else {}
-    if not told.get("dir_info", {}).get("editable"):
-        return None
-    return Path(unquote(urlparse(str(told["url"])).path))
+    origin: dict[str, Any] = json.loads(text) if text else {}
+    if not origin.get("dir_info", {}).get("editable"):
+        return _packed(dist, to)
+    return _built(dist, Path(unquote(urlparse(str(origin["url"])).path)), to)
 
 
 def _built(dist: Distribution, source: Path, to: Path) -> Path:
@@ -95,19 +89,22 @@ def _built(dist: Distribution, source: Path, to: Path) -> Path:
     done = subprocess.run([*argv, "--no-build-isolation"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    made = set(to.glob("*.whl")) - before
-    if done.returncode != 0 or len(made) != 1:
+    wheels = set(to.glob("*.whl")) - before
+    if done.returncode != 0 or len(wheels) != 1:
         last = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
         raise DataError(
             f"{dist.name} is installed from {source}, and cannot be built into a wheel there: {last}; "
             "without a network, install its build tool first (pip install hatchling)"
         )
-    return made.pop()
+    return wheels.pop()
 
 
 def _packed(dist: Distribution, to: Path) -> Path:
     files = _files(dist)
-    info = _info_folder(dist, files)
+    folders = (place.split("/")[0] for place in files)
+    info = next((name for name in folders if name.endswith(".dist-info")), "")
+    if not info:
+        raise DataError(f"{dist.name} {dist.version} has no dist-info folder; install it with pip again")
     wheel_text = dist.read_text("WHEEL") or ""
     tags = [line.partition(":")[2].strip() for line in wheel_text.splitlines() if line.startswith("Tag:")]
     if not tags:
@@ -146,35 +143,25 @@ def _files(dist: Distribution) -> dict[str, tuple[Path, str]]:
             f"{dist.name} {dist.version} has no RECORD of its files (it may be the system's own); install it "
             "with pip into this environment"
         )
-    found: dict[str, tuple[Path, str]] = {}
+    contents: dict[str, tuple[Path, str]] = {}
     scripts = {entry.name for entry in dist.entry_points if entry.group.endswith("_scripts")}
-    data = f"{_info_name(dist)}.data"
+    folders = [PurePosixPath(each).parts[0] for each in dist.files]
+    infos = (name.removesuffix(".dist-info") for name in folders if name.endswith(".dist-info"))
+    data = f"{next(infos, dist.name)}.data"
     for each in dist.files:
         place = PurePosixPath(each)
         digest = f"{each.hash.mode}={each.hash.value}" if each.hash else ""
         if place.suffix == ".pyc" or (place.parent.suffix == ".dist-info" and place.name in _OF_INSTALLERS):
             continue
         if ".." not in place.parts:
-            found[str(place)] = (Path(str(each.locate())), digest)
+            contents[str(place)] = (Path(str(each.locate())), digest)
         elif place.parent.name in {"bin", "Scripts"}:
             if place.name.removesuffix(".exe") not in scripts:
-                found[f"{data}/scripts/{place.name}"] = (Path(str(each.locate())), "")
+                contents[f"{data}/scripts/{place.name}"] = (Path(str(each.locate())), "")
         else:
             inside = PurePosixPath(*(part for part in place.parts if part != ".."))
-            found[f"{data}/data/{inside}"] = (Path(str(each.locate())), digest)
-    return found
-
-
-def _info_folder(dist: Distribution, files: Iterable[str]) -> str:
-    info = next((place.split("/")[0] for place in files if place.split("/")[0].endswith(".dist-info")), "")
-    if not info:
-        raise DataError(f"{dist.name} {dist.version} has no dist-info folder; install it with pip again")
-    return info
-
-
-def _info_name(dist: Distribution) -> str:
-    names: Sequence[str] = [PurePosixPath(each).parts[0] for each in dist.files or ()]
-    return next((name.removesuffix(".dist-info") for name in names if name.endswith(".dist-info")), dist.name)
+            contents[f"{data}/data/{inside}"] = (Path(str(each.locate())), digest)
+    return contents
 
 
 def _checked(dist: Distribution, file: Path, digest: str) -> bytes:

@@ -35,8 +35,10 @@ def pod_needs(recipe: Recipe) -> list[str]:
     """
     wrong: list[str] = []
     needs: list[str] = []
+    sources = [*recipe.tasks.sources.values(), *(config.source for config in recipe.eval.sets.values())]
+    hub_data = {each.path for each in sources if isinstance(each, HubSourceConfig) and not each.is_local}
     for where, value in _places(recipe):
-        if value in _hub_data(recipe):
+        if value in hub_data:
             needs.append(f"{as_written(where)}: the network, to download {value}")
         elif Path(value).is_absolute():
             needs.append(f"{as_written(where)}: {value}")
@@ -61,12 +63,6 @@ def _explain_path(where: str, value: str) -> str:
         f"{where} = {value!r} is a path on this machine; pods need an absolute path, in the image or below "
         "/models (cluster.k8s.models_claim)"
     )
-
-
-def _hub_data(recipe: Recipe) -> set[str]:
-    """Returns the names of the recipe's datasets on the hub."""
-    sources = [*recipe.tasks.sources.values(), *(config.source for config in recipe.eval.sets.values())]
-    return {source.path for source in sources if isinstance(source, HubSourceConfig) and not source.is_local}
 
 
 def _places(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -117,9 +113,9 @@ def _own_modules(recipe: Recipe) -> Iterator[str]:
             continue
         file = module_file(module)
         if file is None or not _INSTALLED & set(file.parts):
-            found = f"is {file} on this machine" if file is not None else "is not installed here"
+            state = f"is {file} on this machine" if file is not None else "is not installed here"
             yield (
-                f"{as_written(where)}.use = {use.use!r}: the module {module} {found}, and pods find only "
+                f"{as_written(where)}.use = {use.use!r}: the module {module} {state}, and pods find only "
                 "what is installed in the image; make a package of it (pyproject.toml), and install it in "
                 "both places"
             )

@@ -91,9 +91,9 @@ def _derive(recipe: "LoadedRecipe") -> "LoadedRecipe":
     try:
         return derive_numbers(recipe)
     except (ConfigError, DataError):
-        found = derive_numbers(recipe, OpenSources({}, {}))
+        with_defaults = derive_numbers(recipe, OpenSources({}, {}))
         print(f"the data is not here, so these keys have default values: {', '.join(find_open_keys(recipe))}")
-        return found
+        return with_defaults
 
 
 CLUSTER = AddedCommand(cluster, after="data")

@@ -184,7 +184,7 @@ class _ManifestBuilder:
 
     def trainers(self) -> list[_Manifest]:
         """Makes a job and its volume for each trained policy."""
-        return [made for policy in self._recipe.trained for made in self._trainer(policy)]
+        return [manifest for policy in self._recipe.trained for manifest in self._trainer(policy)]
 
     def frozen_publishers(self) -> list[_Manifest]:
         """Makes a publisher for each frozen policy. After a restart, it publishes the same version again."""
@@ -244,8 +244,8 @@ class _ManifestBuilder:
             # The advice covers the last five minutes, so a smaller pool must have been enough for as long.
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
         }
-        made = self.object("autoscaling/v2", "HorizontalPodAutoscaler", "rollout", part="rollout")
-        return [made | {"spec": spec}]
+        manifest = self.object("autoscaling/v2", "HorizontalPodAutoscaler", "rollout", part="rollout")
+        return [manifest | {"spec": spec}]
 
     # --- parts of several objects ---
 
@@ -408,9 +408,9 @@ class _ManifestBuilder:
                 "secret": {"secretName": f"{self._prefix}-tokens", "defaultMode": 0o440},
             },
         }
-        made: list[_Manifest] = [{"name": "tmp", "emptyDir": {}}, *(known[name] for name in volumes)]
+        mounts: list[_Manifest] = [{"name": "tmp", "emptyDir": {}}, *(known[name] for name in volumes)]
         if claim := self._k8s.models_claim:
-            made.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+            mounts.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
         spec: _Manifest = {
             "automountServiceAccountToken": False,
             "securityContext": {
@@ -421,7 +421,7 @@ class _ManifestBuilder:
             },
             "terminationGracePeriodSeconds": _DRAIN_S,
             "containers": containers,
-            "volumes": made,
+            "volumes": mounts,
         }
         if needs.labels:
             spec["nodeSelector"] = dict(needs.labels)

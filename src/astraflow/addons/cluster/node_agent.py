@@ -176,7 +176,10 @@ async def _hold(control: socket.socket, ranks: _Ranks, stop: asyncio.Event) -> N
     stopping = asyncio.create_task(stop.wait())
     try:
         while not lost.done() and not stopping.done():
-            states = [_state(number, rank) for number, rank in ranks.items()]
+            states = [
+                RankState(number, rank.pid, rank.poll(), state_of(rank.pid) == "stopped")
+                for number, rank in ranks.items()
+            ]
             writer.write(msgspec.json.encode(states) + b"\n")
             await asyncio.wait({lost, stopping}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({lost}, timeout=_STOP_GRACE_S)
@@ -192,10 +195,6 @@ async def _obey(reader: asyncio.StreamReader, ranks: _Ranks) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError):
         while line := await reader.readline():
             ranks[msgspec.json.decode(line, type=RankKill).rank].kill()
-
-
-def _state(number: int, rank: "subprocess.Popen[bytes]") -> RankState:
-    return RankState(number, rank.pid, rank.poll(), state_of(rank.pid) == "stopped")
 
 
 def _kill(ranks: _Ranks) -> None:

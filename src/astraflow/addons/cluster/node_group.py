@@ -220,7 +220,8 @@ class NodeGroup(RankGroup):
         host = address_toward(urlsplit(program.url).hostname or "")
         choose_interface(host)
         self.listener = listen_at(host)
-        self.meeting = f"tcp://{_in_url(host)}:{self.listener.getsockname()[1]}"
+        url_host = f"[{host}]" if ":" in host else host
+        self.meeting = f"tcp://{url_host}:{self.listener.getsockname()[1]}"
         self.start_local(program, self._num_local)
         door = Door(host)
         self._invitation.callback(door.close)
@@ -261,7 +262,13 @@ class NodeGroup(RankGroup):
             waited = f"{now_s - began_s:.0f} s for the trainer's other machines; missing: {names}"
             if can_go_on and now_s - began_s >= min(patience_s, _BACK_S):
                 self._go_on_without(missing)
-                _log.warning("waited %s. It goes on with %s", waited, self._size_text())
+                _log.warning(
+                    "waited %s. It goes on with %d of %d machines (%d ranks)",
+                    waited,
+                    self.train.nodes,
+                    1 + len(self._all),
+                    self.world,
+                )
                 return
             if now_s - began_s >= patience_s:
                 raise ServiceError(
@@ -278,9 +285,6 @@ class NodeGroup(RankGroup):
             if (node := self._nodes.pop(number, None)) is not None:
                 node.close()
         self.train = self.train.with_nodes(1 + len(self._nodes))
-
-    def _size_text(self) -> str:
-        return f"{self.train.nodes} of {1 + len(self._all)} machines ({self.world} ranks)"
 
     def _await_late(self, door: Door) -> None:
         """Admits machines that were missing, until this group is closed."""
@@ -328,7 +332,3 @@ class NodeGroup(RankGroup):
 def _can_lose_nodes(train: TrainConfig) -> bool:
     """Whether each machine has whole copies of the weights, so that some of them can train alone."""
     return not (train.shard.replicate % train.nodes or train.local_ranks % train.num_model_ranks)
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

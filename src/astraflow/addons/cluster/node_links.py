@@ -140,18 +140,18 @@ def choose_interface(address: str) -> None:
     """
     if all(os.environ.get(variable) for variable in _INTERFACE_VARIABLES):
         return
-    found = [
+    interfaces = [
         name
         for name, entries in psutil.net_if_addrs().items()
         if any(entry.address.partition("%")[0] == address for entry in entries)
     ]
-    if not found:
+    if not interfaces:
         raise ConfigError(
             f"no network interface of {socket.gethostname()} has the address {address}; name the one that "
             f"reaches the trainer's other machines in {' and '.join(_INTERFACE_VARIABLES)}"
         )
     for variable in _INTERFACE_VARIABLES:
-        os.environ.setdefault(variable, found[0])
+        os.environ.setdefault(variable, interfaces[0])
 
 
 def listen_at(host: str) -> socket.socket:
@@ -231,10 +231,10 @@ class Door:
     def _forget(self, link: socket.socket) -> bool:
         """Removes a connection from the strangers. Returns whether it was still one of them."""
         with self._lock:
-            found = [each for each in self._strangers if each[1] is link]
-            for each in found:
+            of_link = [each for each in self._strangers if each[1] is link]
+            for each in of_link:
                 self._strangers.remove(each)
-            return bool(found)
+            return bool(of_link)
 
     def _greet(self, link: socket.socket) -> None:
         try:

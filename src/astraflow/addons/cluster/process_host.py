@@ -69,15 +69,15 @@ class ProcessHost:
 
     async def news(self, offset: int) -> News:
         """Waits for a second, or until the process ends. Returns: what has happened."""
-        handle, ended = self._require_process()
-        await asyncio.wait({ended}, timeout=_NEWS_EVERY_S)
+        handle, end = self._require_process()
+        await asyncio.wait({end}, timeout=_NEWS_EVERY_S)
         # Checked before the output is read. If the process has ended by now, no output can follow.
-        is_over = ended.done()
+        is_over = end.done()
         with self._log_path.open("rb") as file:
             file.seek(offset)
             log = file.read(_MAX_LOG_BYTES)
         if is_over:
-            return News(log, ProcessLife(), None if log else ended.result())
+            return News(log, ProcessLife(), None if log else end.result())
         return News(log, handle.life() if isinstance(handle, LifeReporter) else ProcessLife())
 
     async def silence(self, longest_s: float) -> str:
@@ -99,11 +99,11 @@ class ProcessHost:
 
     async def end(self, grace_s: float) -> None:
         """Asks the process to stop. Kills it if it still runs after `grace_s`."""
-        handle, ended = self._require_process()
+        handle, end_of_process = self._require_process()
         handle.terminate()
-        await asyncio.wait({ended}, timeout=grace_s)
+        await asyncio.wait({end_of_process}, timeout=grace_s)
         handle.kill()
-        await ended
+        await end_of_process
 
     async def clean(self) -> None:
         """Removes the files of the process from this machine. This is the last call, after the process has

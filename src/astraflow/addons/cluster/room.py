@@ -74,11 +74,11 @@ def is_movable(spec: ProcessSpec) -> bool:
 @contextmanager
 def log_long_wait(spec: ProcessSpec) -> Generator[None]:
     """Logs that a process waits for a machine if the block takes long."""
-    named = asyncio.create_task(_log_wait(spec))
+    warning = asyncio.create_task(_log_wait(spec))
     try:
         yield
     finally:
-        named.cancel()
+        warning.cancel()
 
 
 async def _log_wait(spec: ProcessSpec) -> None:

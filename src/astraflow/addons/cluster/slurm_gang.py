@@ -47,8 +47,8 @@ class GangJob:
         except asyncio.CancelledError:
             process.terminate()
             raise
-        said = (await errors).decode(errors="replace").strip().splitlines()
-        raise LinkLostError(said[-1] if said else f"salloc ended with code {code}", code)
+        error_lines = (await errors).decode(errors="replace").strip().splitlines()
+        raise LinkLostError(error_lines[-1] if error_lines else f"salloc ended with code {code}", code)
 
     @property
     def is_over(self) -> bool:

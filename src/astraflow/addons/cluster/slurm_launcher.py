@@ -115,14 +115,14 @@ class SlurmLauncher:
         outer = {
             name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))
         }
-        kept = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+        own = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
         gang = spec.needs.gang
         try:
             if len(gang) <= 1 or spec.name in self._alone:
-                link = await HostLink.open(srun_command(self._config, spec), env=outer | kept)
+                link = await HostLink.open(srun_command(self._config, spec), env=outer | own)
                 return await self._processes.start(link, spec, files, patience_s=math.inf)
-            job = await self._gangs.join(gang, gang_command(self._config, spec), env=outer | kept)
-            link = await HostLink.open(step_command(self._config, spec, job), env=outer | kept)
+            job = await self._gangs.join(gang, gang_command(self._config, spec), env=outer | own)
+            link = await HostLink.open(step_command(self._config, spec, job), env=outer | own)
         except OSError as err:
             raise ConfigError(
                 f"the launcher slurm needs `srun` ({err.strerror}); run this where Slurm's commands are "

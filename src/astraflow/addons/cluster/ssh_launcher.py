@@ -176,8 +176,9 @@ class SshLauncher:
 
         try:
             link = await HostLink.open(ssh_command(self._config, host.name))
+            env = {**spec.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
             process = await self._processes.start(
-                link, _with_gpus(spec, gpus), files, machine=host.name, on_end=give_back
+                link, replace(spec, env=env), files, machine=host.name, on_end=give_back
             )
         except BaseException:
             give_back()
@@ -208,13 +209,8 @@ def remedy_for(text: str, host: str) -> str:
         "No such file": "set launcher.python to its Python",
         "python -h": "AstraFlow needs Python 3.11 or newer there; set launcher.python to one",
     }
-    found = [remedy for part, remedy in known.items() if part in text]
-    return found[0] if found else f"does `ssh {host} true` work? If not, remove it from launcher.hosts"
-
-
-def _with_gpus(spec: ProcessSpec, gpus: Sequence[int]) -> ProcessSpec:
-    """Limits the process to its reserved GPUs."""
-    return replace(spec, env={**spec.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))})
+    remedies = [remedy for part, remedy in known.items() if part in text]
+    return remedies[0] if remedies else f"does `ssh {host} true` work? If not, remove it from launcher.hosts"
 
 
 async def _ask_all(config: SshLauncherConfig) -> dict[str, Hello]:
@@ -276,9 +272,9 @@ def _own_address(config: SshLauncherConfig, hellos: Mapping[str, Hello]) -> str:
     callers = {hello.caller for hello in hellos.values()}
     remedy = "set launcher.address to an address of this machine that all hosts can reach"
     if len(callers) != 1:
-        seen = ", ".join(f"{name}: {hello.caller or 'unknown'}" for name, hello in hellos.items())
+        addresses = ", ".join(f"{name}: {hello.caller or 'unknown'}" for name, hello in hellos.items())
         raise ConfigError(
-            f"launcher.address = 'auto': hosts see this machine at several addresses ({seen}); {remedy}"
+            f"launcher.address = 'auto': hosts see this machine at several addresses ({addresses}); {remedy}"
         )
     address = callers.pop()
     if not address or is_loopback(address):

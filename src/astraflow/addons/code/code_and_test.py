@@ -160,14 +160,14 @@ async def code_and_test(
     written = await policy_at(policies, tester, 1).chat(question, role="tester")
     cases = _find_cases(written.reply, case_pattern, is_call=bool(task.columns.get("function")))[:max_cases]
     valid = await _run_cases(task, right, cases)
-    passed = first_passed = await _run_cases(task, attempts[0].answer.text, cases)
-    while not all(passed) and len(attempts) < rounds:
+    passes = first_passed = await _run_cases(task, attempts[0].answer.text, cases)
+    while not all(passes) and len(attempts) < rounds:
         if not keeps_history:
             chat = policy_at(policies, coder, 0).conversation(context=task.context, role="coder")
-        failed = cases[passed.index(False)]
+        failed = cases[passes.index(False)]
         prompt = retry_prompt.format(prompt=task.prompt, code=attempts[-1].answer.reply, **failed)
         attempts.append(await _try_once(task, chat, prompt))
-        passed = await _run_cases(task, attempts[-1].answer.text, cases if len(attempts) < rounds else [])
+        passes = await _run_cases(task, attempts[-1].answer.text, cases if len(attempts) < rounds else [])
     rewards = _make_rewards(attempts, written, fmean(valid) if valid else 0.0, success_share)
     if not is_right(attempts[0].score):
         rewards.add_metric("caught", float((True, False) in zip(valid, first_passed, strict=True)))
@@ -223,8 +223,8 @@ async def _run_cases(task: ScoredTask, program: str, cases: Sequence[_Case]) -> 
 def _find_cases(text: str, pattern: str, *, is_call: bool) -> list[_Case]:
     """The test cases in a text. Cases for a function (`is_call`) that are not JSON are left out, because they
     cannot be run."""
-    found = [match.groupdict() for match in re.finditer(pattern, text, re.DOTALL)]
-    cases = [{"input": groups["input"] or "", "output": groups["output"] or ""} for groups in found]
+    matches = [match.groupdict() for match in re.finditer(pattern, text, re.DOTALL)]
+    cases = [{"input": groups["input"] or "", "output": groups["output"] or ""} for groups in matches]
     return [case for case in cases if not is_call or _is_json(case)]
 
 

@@ -24,7 +24,7 @@ from typing import Any, cast
 from astraflow.addons.code.config import LARGEST_TOLERANCE, CodeTestsReward
 from astraflow.addons.code.programs import program_of
 from astraflow.addons.sandbox.pool import Sandbox
-from astraflow.addons.sandbox.verdict import Kind, Limits
+from astraflow.addons.sandbox.verdict import BoxLimits, Kind
 from astraflow.errors import DataError, RolloutError, SandboxError
 from astraflow.protocols import Scorer, ScoringCall
 from astraflow.types import Task
@@ -142,7 +142,7 @@ class CodeTestsScorer(Scorer):
 
     def __init__(self, config: CodeTestsReward) -> None:
         self._config = config
-        self._limits = Limits(
+        self._limits = BoxLimits(
             cpu_s=config.cpu_s,
             wall_s=config.wall_s,
             memory_bytes=config.memory_mb * _MIB,
@@ -341,16 +341,16 @@ def cases_of(task: Task, config: CodeTestsReward) -> list[Case]:
             cases = json.loads(cases)
         except (ValueError, RecursionError) as err:
             raise DataError(f"task {task.id}: {config.tests!r} is not valid JSON: {err}") from err
-    found = cast("Sequence[object]", cases if isinstance(cases, list) else ())
-    if not found:
-        shown = _format_value(columns[config.tests])
-        raise DataError(f"task {task.id}: {config.tests!r} is {shown}; expected a list of test cases")
-    if len(found) > MAX_CASES:
-        raise DataError(f"task {task.id} has {len(found)} test cases; the limit is {MAX_CASES}")
+    listing = cast("Sequence[object]", cases if isinstance(cases, list) else ())
+    if not listing:
+        text = _format_value(columns[config.tests])
+        raise DataError(f"task {task.id}: {config.tests!r} is {text}; expected a list of test cases")
+    if len(listing) > MAX_CASES:
+        raise DataError(f"task {task.id} has {len(listing)} test cases; the limit is {MAX_CASES}")
     function = bool(columns.get(config.function))
     return [
         _case(case, f"task {task.id}, test case {number}", config, is_call=function)
-        for number, case in enumerate(found, start=1)
+        for number, case in enumerate(listing, start=1)
     ]
 
 

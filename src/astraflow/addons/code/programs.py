@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from textwrap import dedent
 
-from astraflow.addons.sandbox.fences import Block, fenced_blocks
+from astraflow.addons.sandbox.fences import FencedBlock, fenced_blocks
 
 __all__ = ["program_of"]
 
@@ -46,7 +46,7 @@ def program_of(reply: str, function: str = "") -> str:
     return next((group[-1].text for group in (named, ours, blocks) if group), reply)
 
 
-def _blocks(reply: str, parser: "_Parser") -> list[Block]:
+def _blocks(reply: str, parser: "_Parser") -> list[FencedBlock]:
     """The blocks of a reply. A program before the first fence is a block as well.
 
     The program's opening fence may belong to the prompt, so the reply begins inside the block.
@@ -62,7 +62,7 @@ def _blocks(reply: str, parser: "_Parser") -> list[Block]:
         return fenced_blocks(reply, parser.is_whole)
     is_closing = program == head and not after.strip()
     rest = lines[first + is_closing :]
-    return [Block("", program, -1), *fenced_blocks("\n".join(rest), parser.is_whole)]
+    return [FencedBlock("", program, -1), *fenced_blocks("\n".join(rest), parser.is_whole)]
 
 
 def _leading_program(text: str, parser: "_Parser") -> str:
@@ -74,7 +74,7 @@ def _leading_program(text: str, parser: "_Parser") -> str:
     return ""
 
 
-def _whole_programs(blocks: Sequence[Block], parser: "_Parser", *, joins: bool) -> list[str]:
+def _whole_programs(blocks: Sequence[FencedBlock], parser: "_Parser", *, joins: bool) -> list[str]:
     """The texts of the blocks that are whole programs, in order.
 
     `joins`: whether a block that prints completes an earlier one that it needs and that prints nothing.

@@ -15,8 +15,13 @@ from astraflow.addons.data_sets.code_rows import (
     live_code_bench_v5_row,
 )
 from astraflow.addons.data_sets.converted import LeftOut, PreparedRow, RawRow
-from astraflow.addons.data_sets.math_rows import dapo_row, olympiad_row, problem_row
-from astraflow.addons.data_sets.search_rows import document_row, question_row
+from astraflow.addons.data_sets.question_rows import (
+    dapo_row,
+    document_row,
+    olympiad_row,
+    problem_row,
+    question_row,
+)
 from astraflow.errors import ConfigError
 from astraflow.user_input.mistakes import hint
 

@@ -76,17 +76,13 @@ def deepcoder_row(row: RawRow) -> PreparedRow | LeftOut:
     kinds = {str(case.get("type", case.get("testtype", "stdin"))) for case in cases}
     if not kinds <= {"stdin", "stdin_stdout"}:
         return LeftOut("it calls a function")
-    made = _row(row.get("id"), read_text_column(row, "problem").strip() + _WHOLE, cases)
-    if isinstance(made, LeftOut):
-        return made
-    return {**made, "answer": _solution(row.get("solutions"))}
-
-
-def _solution(solutions: object) -> str:
-    """The first published solution that is short enough for a task to carry; empty if there is none."""
+    prepared = _row(row.get("id"), read_text_column(row, "problem").strip() + _WHOLE, cases)
+    if isinstance(prepared, LeftOut):
+        return prepared
+    solutions = row.get("solutions")
     listed = cast("list[object]", solutions) if isinstance(solutions, list) else []
     texts = (text for text in listed if isinstance(text, str) and 0 < len(text) <= _MAX_SOLUTION_CHARS)
-    return next(texts, "")
+    return {**prepared, "answer": next(texts, "")}
 
 
 def live_code_bench_v5_row(row: RawRow) -> PreparedRow | LeftOut:
@@ -103,8 +99,8 @@ def live_code_bench_row(row: RawRow) -> PreparedRow | LeftOut:
     private = _unpack(read_text_column(row, "private_test_cases"))
     about: dict[str, Any] = json.loads(read_text_column(row, "metadata") or "{}")
     starter = read_text_column(row, "starter_code").rstrip()
-    asked = read_text_column(row, "question_content").strip()
-    prompt = asked + (_STARTED.format(starter) if starter else _WHOLE)
+    question = read_text_column(row, "question_content").strip()
+    prompt = question + (_STARTED.format(starter) if starter else _WHOLE)
     function = str(about.get("func_name") or "")
     return _row(read_column(row, "question_id"), prompt, [*public, *private], function=function)
 
@@ -134,17 +130,17 @@ def _row(
         tests.append({"input": _join_lines(given), "output": _join_lines(expected)})
     if not tests:
         return LeftOut("it has no test cases")
-    kept = _limit_tests(tests)
-    if not kept:
+    fitting = _limit_tests(tests)
+    if not fitting:
         return LeftOut("each of its test cases is too large")
-    made: PreparedRow = {
+    prepared: PreparedRow = {
         "prompt": prompt,
         "answer": "",
         "function": function,
-        "tests": kept,
-        "tests_left_out": len(tests) - len(kept),
+        "tests": fitting,
+        "tests_left_out": len(tests) - len(fitting),
     }
-    return made if own_id is None else {"id": str(own_id), **made}
+    return prepared if own_id is None else {"id": str(own_id), **prepared}
 
 
 def _join_lines(value: object) -> str:
@@ -190,10 +186,10 @@ def _unpack(text: str) -> list[Any]:
         pass
     try:
         unpacker = zlib.decompressobj()
-        packed = unpacker.decompress(base64.b64decode(text, validate=True), _MAX_UNPACKED)
+        content = unpacker.decompress(base64.b64decode(text, validate=True), _MAX_UNPACKED)
         if unpacker.unconsumed_tail:
             raise DataError(f"its private test cases have more than {_MAX_UNPACKED} bytes")
-        return json.loads(_TextUnpickler(io.BytesIO(packed)).load())
+        return json.loads(_TextUnpickler(io.BytesIO(content)).load())
     except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, TypeError, ValueError) as err:
         if isinstance(err, DataError):
             raise

@@ -50,8 +50,8 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
     try:
         with progress_bars_off():
             if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-                loaded: Any = datasets.load_from_disk(str(path))
-                return _rows(_split_of(loaded, config))
+                data_set: Any = datasets.load_from_disk(str(path))
+                return _rows(_split_of(data_set, config))
             if path.is_file() and path.suffix in {".json", ".jsonl"}:
                 return _json_rows(path)
             if path.is_file():
@@ -69,9 +69,9 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
         raise DataError(f"{where} cannot be loaded: {err}{cause}") from err
 
 
-def _rows(loaded: Any) -> Iterable[Mapping[str, Any]]:
+def _rows(data_set: Any) -> Iterable[Mapping[str, Any]]:
     """The rows of a `datasets.Dataset`."""
-    return with_own_digits(loaded, loaded.features.arrow_schema)
+    return with_own_digits(data_set, data_set.features.arrow_schema)
 
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:
@@ -81,13 +81,13 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
     """
     text = path.read_text(encoding="utf-8-sig")
     try:
-        found: Any = json.loads(text)
+        content: Any = json.loads(text)
     except ValueError:
-        found = [_json_row(line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    listed = cast("list[object]", found if isinstance(found, list) else [found])
-    if wrong := [row for row in listed if not isinstance(row, dict)]:
+        content = [_json_row(line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    entries = cast("list[object]", content if isinstance(content, list) else [content])
+    if wrong := [row for row in entries if not isinstance(row, dict)]:
         raise ValueError(f"it contains {shorten(repr(wrong[0]))}; expected a JSON object for each row")
-    rows = cast("list[dict[str, Any]]", listed)
+    rows = cast("list[dict[str, Any]]", entries)
     names = dict.fromkeys(name for row in rows for name in row)
     return [{**names, **row} for row in rows]
 
@@ -118,11 +118,11 @@ def _load(path: str, split: str, **options: Any) -> Any:
         return library.load_dataset(path, split=split, na_filter=False, index_col=False, **options)
 
 
-def _split_of(loaded: Any, config: HubSourceConfig) -> Any:
+def _split_of(data_set: Any, config: HubSourceConfig) -> Any:
     """The split that the config names; a folder of `save_to_disk` has one split, or several by name."""
-    if not isinstance(loaded, dict):
-        return loaded
-    splits = cast("dict[str, Any]", loaded)
+    if not isinstance(data_set, dict):
+        return data_set
+    splits = cast("dict[str, Any]", data_set)
     if config.split not in splits:
         raise DataError(
             f"data set {config.path} has no split {config.split!r}{hint(config.split, list(splits))}"

@@ -128,10 +128,10 @@ def verify(data_set: DataSet, folder: Path) -> DataManifest:
     for split in manifest.splits:
         path, prepared = split_file(data_set, folder, split)
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != prepared.sha256:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != prepared.sha256:
             raise DataError(
-                f"{path} has the SHA-256 {found} instead of {prepared.sha256}; remove the folder and "
+                f"{path} has the SHA-256 {digest} instead of {prepared.sha256}; remove the folder and "
                 f"{how_to_get(data_set.name, folder)}"
             )
     return manifest

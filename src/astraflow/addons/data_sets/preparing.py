@@ -8,7 +8,6 @@ where it resumes interrupted downloads. Its environment variables apply, such as
 
 import hashlib
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.addons.data_sets.catalogue import DataSet, Split
-from astraflow.addons.data_sets.converted import LeftOut, PreparedRow
+from astraflow.addons.data_sets.converted import LeftOut, PreparedRow, RawRow
 from astraflow.addons.data_sets.manifest import (
     CONVERSION,
     MANIFEST,
@@ -27,13 +26,14 @@ from astraflow.addons.data_sets.manifest import (
     verify,
     write_manifest,
 )
-from astraflow.addons.data_sets.raw_files import raw_rows
+from astraflow.addons.data_sets.narrow_floats import with_own_digits
 from astraflow.errors import ConfigError, DataError, UnavailableError
 from astraflow.tasks.rows import task_from_row
 from astraflow.tasks.variants import RowsConfig
 from astraflow.types import Task
+from astraflow.user_input.new_folder import is_free, new_folder
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "raw_rows"]
 
 Progress = Callable[[str], None]
 
@@ -55,16 +55,12 @@ def prepare(
     Raises: DataError if the folder contains something else, if a published file is missing or has unexpected
     content, or if a checksum differs; UnavailableError if a file cannot be downloaded.
     """
-    if (folder / MANIFEST).is_file() and (found := _find_current(data_set, folder)) is not None:
+    if (folder / MANIFEST).is_file() and (current := _find_current(data_set, folder)) is not None:
         progress(f"{data_set.name}: {folder} is up to date")
-        return verify(data_set, folder) if verifies else found
-    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_free and not (folder / MANIFEST).is_file():
+        return verify(data_set, folder) if verifies else current
+    if not is_free(folder) and not (folder / MANIFEST).is_file():
         raise DataError(f"{folder} exists and is not a prepared data set; choose another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        fresh = Path(scratch) / "new"
-        fresh.mkdir()
+    with new_folder(folder, replaces=True) as fresh:
         splits = {
             name: _prepare_split(split, fresh / f"{name}.jsonl", _Origin(given, endpoint), progress)
             for name, split in data_set.splits.items()
@@ -73,9 +69,6 @@ def prepare(
             dataset=data_set.name, conversion=CONVERSION, holds=data_set.holds, splits=splits
         )
         write_manifest(manifest, fresh)
-        if folder.exists():
-            folder.rename(Path(scratch) / "old")
-        fresh.rename(folder)
     return verify(data_set, folder) if verifies else manifest
 
 
@@ -105,7 +98,9 @@ class _Origin:
 
     def files(self, split: Split, progress: Progress) -> Iterator[tuple[str, str, Path]]:
         """Yields the commit, name and local path of each published file. Raises: as `prepare`."""
-        commit = "local" if self.given is not None else self._commit(split)
+        commit = "local"
+        if self.given is None:
+            commit = str(self._call_hub(split, "dataset_info", revision=split.revision).sha)
         for name in split.files:
             progress(f"{split.repository}: {name}")
             yield commit, name, self._path(split, name, commit)
@@ -120,10 +115,6 @@ class _Origin:
                 f"--local-dir {self.given}`"
             )
         return path
-
-    def _commit(self, split: Split) -> str:
-        info = self._call_hub(split, "dataset_info", revision=split.revision)
-        return str(info.sha)
 
     def _call_hub(self, split: Split, method: str, **arguments: Any) -> Any:
         """Calls a method of the hub's client. Raises: UnavailableError with the reason and a workaround."""
@@ -156,7 +147,11 @@ def _prepare_split(split: Split, out: Path, origin: _Origin, progress: Progress)
     num_rows = 0
     with out.open("wb") as file:
         for commit, name, path in origin.files(split, progress):
-            published.append(_describe_file(split, commit, name, path))
+            with path.open("rb") as published_file:
+                sha256 = hashlib.file_digest(published_file, "sha256").hexdigest()
+            published.append(
+                PublishedFile(repository=split.repository, revision=commit, file=name, sha256=sha256)
+            )
             for row in _assign_ids(_convert_rows(path, split, left_out), split, num_rows, left_out):
                 line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
                 digest.update(line)
@@ -184,14 +179,14 @@ def _assign_ids(
 
     If the data set repeats rows, only the first row of each id is kept.
     """
-    seen: set[str] = set()
+    ids: set[str] = set()
     for number, row in enumerate(rows, start=first):
         row.setdefault("id", str(number))
         if split.is_repeated:
-            if row["id"] in seen:
+            if row["id"] in ids:
                 left_out["it repeats an earlier row"] += 1
                 continue
-            seen.add(row["id"])
+            ids.add(row["id"])
         yield row
 
 
@@ -225,7 +220,53 @@ def _refusal(row: PreparedRow) -> str:
     return ""
 
 
-def _describe_file(split: Split, commit: str, name: str, path: Path) -> PublishedFile:
+# --- rows of a published file ---------------------------------------------------------------------
+
+_ROWS_AT_A_TIME = 64
+"""Number of rows of a Parquet file in memory at once: a row of a programming data set may have megabytes."""
+
+
+def raw_rows(path: Path) -> Iterator[tuple[str, RawRow]]:
+    """Yields each row with its place, for messages.
+
+    Raises: DataError if the file is missing or cannot be read; ConfigError if a library is missing.
+    """
+    readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
+    if path.suffix not in readers:
+        raise DataError(
+            f"{path}: files ending in {path.suffix!r} are not supported (choices: {', '.join(readers)})"
+        )
+    number = 0
+    try:
+        for number, row in enumerate(readers[path.suffix](path), start=1):
+            if not isinstance(row, dict):
+                raise DataError(f"{path}, row {number}, is a {type(row).__name__}; expected a mapping")
+            yield f"{path}, row {number}", cast("dict[str, Any]", row)
+    except (OSError, ValueError, RecursionError) as err:
+        if isinstance(err, DataError):
+            raise
+        raise DataError(f"{path} cannot be read after row {number}: {err}") from err
+
+
+def _jsonl_rows(path: Path) -> Iterator[object]:
     with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return PublishedFile(repository=split.repository, revision=commit, file=name, sha256=sha256)
+        for line in file:
+            if line.strip():
+                yield json.loads(line)
+
+
+def _json_rows(path: Path) -> Iterator[object]:
+    rows: object = json.loads(path.read_bytes())
+    if not isinstance(rows, list):
+        raise DataError(f"{path} contains a {type(rows).__name__}; expected a list of rows")
+    yield from cast("list[object]", rows)
+
+
+def _parquet_rows(path: Path) -> Iterator[object]:
+    try:
+        from pyarrow import parquet
+    except ImportError as err:
+        raise ConfigError("Parquet files need a package: pip install astraflow[tasks]") from err
+    with cast("Any", parquet).ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+            yield from with_own_digits(batch.to_pylist(), batch.schema)

@@ -134,15 +134,15 @@ def _check_gpus(examined: Examined) -> None:
     """Says what each trainer needs on its GPUs."""
     for name in examined.sound:
         policy = examined.recipe.policies[name]
-        if policy.role == "trained" and _is_on_gpu(torch_settings(policy.train.backend)):
+        if policy.role != "trained":
+            continue
+        config = torch_settings(policy.train.backend)
+        is_torch = isinstance(config, TorchEngineConfig | TorchBackendConfig)
+        if is_torch and config.device.startswith("cuda"):
             import torch
 
             args = (name, policy, torch.cuda.device_count())
             examined.collect(f"GPU memory of trainer-{name}", gpu_memory_finding, *args)
-
-
-def _is_on_gpu(config: object) -> bool:
-    return isinstance(config, TorchEngineConfig | TorchBackendConfig) and config.device.startswith("cuda")
 
 
 def _check_disk(examined: Examined) -> Finding:
@@ -178,8 +178,8 @@ def _check_data(examined: Examined) -> None:
 
 def _data(name: str, source: TaskSource) -> Finding:
     task = source.task(0)
-    shown = f"{_cut(task.prompt)!r} -> {_cut(task.answer)!r}"
-    return Finding("ok", f"data of {name}", f"{len(source):,} tasks; {task.id}: {shown}")
+    example = f"{_cut(task.prompt)!r} -> {_cut(task.answer)!r}"
+    return Finding("ok", f"data of {name}", f"{len(source):,} tasks; {task.id}: {example}")
 
 
 def _cut(text: str) -> str:

@@ -65,7 +65,7 @@ class _Gpu(msgspec.Struct):
     total: int
 
 
-class _Found(msgspec.Struct):
+class _GpuReport(msgspec.Struct):
     """The GPUs that PyTorch finds, and which architectures it has kernels for."""
 
     gpus: list[_Gpu] = []
@@ -102,19 +102,19 @@ def check_devices(recipe: Recipe) -> Finding | None:
             raise ConfigError(f"{where} = {device!r} is not a device{expected}, e.g. cpu or cuda:0")
         if kind == "cuda":
             needed.setdefault(python, {})[f"{where} = {device!r}"] = int(number or 0) + num
-    found = {python: _describe_gpus(python) for python in needed}
+    reports = {python: _describe_gpus(python) for python in needed}
     for python, wanted in needed.items():
-        if lacking := [where for where, num in wanted.items() if num > len(found[python].gpus)]:
-            raise ConfigError(_lack_text(lacking, found[python]))
+        if lacking := [where for where, num in wanted.items() if num > len(reports[python].gpus)]:
+            raise ConfigError(_lack_text(lacking, reports[python]))
     users = gpu_users(recipe)
     check_shares(users)
-    for own in found.values():
+    for own in reports.values():
         names = visible_names() or [str(idx) for idx in range(len(own.gpus))]
         for label, gpu in zip(names, own.gpus, strict=False):
             _check_gpu(label, gpu, users.get(label, ()), own)
-    _check_ranks(recipe, next(iter(found.values()), _Found()))
-    listed = [f"GPU {gpu}: {', '.join(user.name for user in own)}" for gpu, own in users.items()]
-    return Finding("ok", "users of GPUs", ", ".join(listed)) if listed else None
+    _check_ranks(recipe, next(iter(reports.values()), _GpuReport()))
+    lines = [f"GPU {gpu}: {', '.join(user.name for user in own)}" for gpu, own in users.items()]
+    return Finding("ok", "users of GPUs", ", ".join(lines)) if lines else None
 
 
 def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
@@ -184,9 +184,9 @@ def check_shares(users: Mapping[str, Sequence[GpuUser]]) -> None:
         )
 
 
-def _check_gpu(label: str, gpu: _Gpu, users: Sequence[GpuUser], found: _Found) -> None:
+def _check_gpu(label: str, gpu: _Gpu, users: Sequence[GpuUser], report: _GpuReport) -> None:
     """Raises: ConfigError if PyTorch has no kernels for a GPU, or if its users don't fit there."""
-    kernels = [match.groups() for arch in found.arches if (match := _KERNELS.fullmatch(arch))]
+    kernels = [match.groups() for arch in report.arches if (match := _KERNELS.fullmatch(arch))]
     where = f"GPU {label} ({gpu.name})"
     major, minor = gpu.capability
     if kernels and not any(
@@ -194,8 +194,8 @@ def _check_gpu(label: str, gpu: _Gpu, users: Sequence[GpuUser], found: _Found) -
         for kind, own, least in kernels
     ):
         raise ConfigError(
-            f"{where} has compute capability {major}.{minor}, for which PyTorch {found.version} has no "
-            f"kernels ({', '.join(found.arches)}); install a build of PyTorch that supports it, or "
+            f"{where} has compute capability {major}.{minor}, for which PyTorch {report.version} has no "
+            f"kernels ({', '.join(report.arches)}); install a build of PyTorch that supports it, or "
             "use another GPU"
         )
     need = sum(user.num_bytes for user in users)
@@ -213,7 +213,7 @@ def _check_gpu(label: str, gpu: _Gpu, users: Sequence[GpuUser], found: _Found) -
     raise ConfigError(f"{text} {need / 1e9:.1f} GB; {advice}")
 
 
-def _check_ranks(recipe: Recipe, found: _Found) -> None:
+def _check_ranks(recipe: Recipe, report: _GpuReport) -> None:
     """Raises: ConfigError if a trainer's ranks can't exchange data: between slices of a GPU, or for lack of
     shared memory."""
     for name, policy in recipe.trained.items():
@@ -223,7 +223,7 @@ def _check_ranks(recipe: Recipe, found: _Found) -> None:
             continue
         where = f"{as_written(f'policies.{name}.train.ranks')} = {ranks}"
         first = int(backend.device.partition(":")[2] or 0)
-        if any(" MIG " in gpu.name for gpu in found.gpus[first : first + policy.train.local_ranks]):
+        if any(" MIG " in gpu.name for gpu in report.gpus[first : first + policy.train.local_ranks]):
             raise ConfigError(
                 f"{where}: some of its GPUs are MIG slices, between which NCCL can't communicate; use whole "
                 "GPUs, or set train.ranks: 1"
@@ -272,39 +272,39 @@ def _labels(gpus: Iterable[int | str]) -> list[str]:
     return [names[int(gpu)] if str(gpu).isdigit() and int(gpu) < len(names) else str(gpu) for gpu in gpus]
 
 
-def _lack_text(lacking: Sequence[str], found: _Found) -> str:
+def _lack_text(lacking: Sequence[str], report: _GpuReport) -> str:
     """What to say if PyTorch finds too few GPUs."""
-    if found.problem:
+    if report.problem:
         return (
-            f"PyTorch {found.version} can't use GPU {len(found.gpus)}: {found.problem.splitlines()[0]}; if "
-            "the driver is older than this build of PyTorch, update the driver, or install a build for its "
-            "CUDA (`nvidia-smi` shows both)"
+            f"PyTorch {report.version} can't use GPU {len(report.gpus)}: {report.problem.splitlines()[0]}; "
+            "if the driver is older than this build of PyTorch, update the driver, or install a build for "
+            "its CUDA (`nvidia-smi` shows both)"
         )
     verb = "needs a GPU" if len(lacking) == 1 else "need GPUs"
-    has = f"finds {len(found.gpus)} here" if found.gpus else "finds none here"
-    build = " (it is a build for CPUs: install one for your CUDA)" if "+cpu" in found.version else ""
-    listed = os.environ.get(VISIBLE)
-    seen = "" if listed is None else f" among those that {VISIBLE} = {listed!r} lists"
-    if any(" MIG " in gpu.name for gpu in found.gpus):
-        seen += f" (a process sees one MIG slice, unless {VISIBLE} lists the names of more)"
+    has = f"finds {len(report.gpus)} here" if report.gpus else "finds none here"
+    build = " (it is a build for CPUs: install one for your CUDA)" if "+cpu" in report.version else ""
+    visible = os.environ.get(VISIBLE)
+    limits = "" if visible is None else f" among those that {VISIBLE} = {visible!r} lists"
+    if any(" MIG " in gpu.name for gpu in report.gpus):
+        limits += f" (a process sees one MIG slice, unless {VISIBLE} lists the names of more)"
     return (
-        f"{' and '.join(lacking)} {verb}, but PyTorch {has}{build}{seen}. Set device to cpu, or to a GPU "
+        f"{' and '.join(lacking)} {verb}, but PyTorch {has}{build}{limits}. Set device to cpu, or to a GPU "
         "that `astraflow doctor` lists"
     )
 
 
-def _describe_gpus(python: str = "") -> _Found:
+def _describe_gpus(python: str = "") -> _GpuReport:
     """Returns the GPUs that the PyTorch of a Python can use; empty: of this one.
 
     Raises: ConfigError if PyTorch is not installed.
     """
     has_files = sys.platform != "linux" or any((Path("/dev") / name).exists() for name in _GPU_FILES)
     if not has_files and not os.environ.get(VISIBLE):
-        return _Found()
+        return _GpuReport()
     env = {**os.environ, **OWN_MODULES_HIDDEN} if python else None
     output = ask_program([python or sys.executable, "-P", "-c", _DESCRIBE_GPUS], env=env)
     if output.returncode:
         if output.returncode == _NO_TORCH:
             raise ConfigError(install_hint("a recipe that computes on a GPU", ["torch"]))
         raise ConfigError(f"PyTorch cannot report its GPUs: {last_line(output.stderr)}")
-    return msgspec.json.decode(last_line(output.stdout), type=_Found)
+    return msgspec.json.decode(last_line(output.stdout), type=_GpuReport)

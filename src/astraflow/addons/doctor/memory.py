@@ -154,8 +154,8 @@ def _savings_text(recipe: Recipe, needs: Sequence[HostNeed]) -> str:
     for name, policy in recipe.trained.items():
         savings |= _trainer_savings(recipe, name, policy)
     best = sorted(((key, size) for key, size in savings.items() if size), key=lambda saving: -saving[1])[:2]
-    listed = " or ".join(f"{setting} (saves {size / GIB:.1f} GiB)" for setting, size in best)
-    return listed or "a smaller model"
+    text = " or ".join(f"{setting} (saves {size / GIB:.1f} GiB)" for setting, size in best)
+    return text or "a smaller model"
 
 
 def _trainer_savings(recipe: Recipe, name: str, policy: PolicyConfig) -> dict[str, float]:

@@ -17,12 +17,12 @@ from astraflow.service.client import MemoryTransport, ServiceClient, check_url
 from astraflow.types import DropReply, DropRequest
 from astraflow.user_input.mistakes import hint
 
-__all__ = ["Dropped", "drop_batch"]
+__all__ = ["DropResult", "drop_batch"]
 
 _PATIENCE_S = 2.0
 
 
-class Dropped(DropReply, frozen=True, kw_only=True):
+class DropResult(DropReply, frozen=True, kw_only=True):
     """The reply of the dataflow, and whether the run is live."""
 
     is_live: bool
@@ -30,7 +30,7 @@ class Dropped(DropReply, frozen=True, kw_only=True):
 
 async def drop_batch(
     where: str, policy: str, *, step: int, reason: str, token: str = "", ca_file: str = ""
-) -> Dropped:
+) -> DropResult:
     """Drops the batch of a policy's oldest step that is not committed. `where` is a run folder or a URL.
 
     `step` is the expected number of that step, counted from 1; 0 accepts any number.
@@ -53,7 +53,7 @@ async def drop_batch(
             return await _drop(client, policy, step=step, reason=reason, is_live=False)
 
 
-async def _ask(url: str, policy: str, *, step: int, reason: str, token: str, ca_file: str) -> Dropped:
+async def _ask(url: str, policy: str, *, step: int, reason: str, token: str, ca_file: str) -> DropResult:
     calls = ServiceClient(url, token=token, patience_s=_PATIENCE_S, ca_file=ca_file)
     try:
         return await _drop(DataflowClient(calls), policy, step=step, reason=reason, is_live=True)
@@ -61,14 +61,14 @@ async def _ask(url: str, policy: str, *, step: int, reason: str, token: str, ca_
         await calls.close()
 
 
-async def _drop(client: DataflowClient, policy: str, *, step: int, reason: str, is_live: bool) -> Dropped:
+async def _drop(client: DataflowClient, policy: str, *, step: int, reason: str, is_live: bool) -> DropResult:
     policies = {known.name: known for known in (await client.status()).policies}
     if policy not in policies:
         raise ConfigError(f"policy {policy!r} has no trainer{hint(policy, list(policies))}")
     status = policies[policy]
     request = DropRequest(step=step - 1 if step else status.step, epoch=status.epoch, reason=reason)
     reply = await client.drop_batch(policy, request)
-    return Dropped(steps=reply.steps, num_groups=reply.num_groups, is_live=is_live)
+    return DropResult(steps=reply.steps, num_groups=reply.num_groups, is_live=is_live)
 
 
 @asynccontextmanager

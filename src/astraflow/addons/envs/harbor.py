@@ -35,9 +35,9 @@ from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.fences import fenced_blocks
 from astraflow.addons.sandbox.shell import (
     CommandResult,
-    Ran,
     ShellCommand,
     ShellLimits,
+    ShellRun,
     archive,
     run_commands,
     shell_sandbox,
@@ -122,7 +122,7 @@ class Boxes:
 
     async def run(
         self, task: HarborTask, state: bytes, commands: Sequence[ShellCommand], *, is_kept: bool
-    ) -> Ran:
+    ) -> ShellRun:
         """Runs commands. Raises: RolloutError."""
         limits = ShellLimits(
             memory_bytes=task.memory_mb * _MIB,
@@ -178,14 +178,14 @@ class HarborEnvironment(InteractiveEnvironment):
 
     async def reset(self, task: Task, seed: int) -> tuple[HarborEpisode, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
         try:
-            made = await asyncio.to_thread(self.harbor_task, task)
+            trial = await asyncio.to_thread(self.harbor_task, task)
         except (ConfigError, OSError) as err:
             raise RolloutError(f"task {task.id} cannot be played: {err}", is_retryable=False) from err
-        shown = made.instruction
+        text = trial.instruction
         if self._is_full:
-            shown = _INSTRUCTION.format(folder=made.folder, num=self._max_commands, instruction=shown)
-        state = await self._place.begin(made)
-        return HarborEpisode(made, state, made.agent_s or math.inf), Observation(shown)
+            text = _INSTRUCTION.format(folder=trial.folder, num=self._max_commands, instruction=text)
+        state = await self._place.begin(trial)
+        return HarborEpisode(trial, state, trial.agent_s or math.inf), Observation(text)
 
     async def end(self, state: HarborEpisode) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         await self._place.end(state.state)
@@ -205,12 +205,12 @@ class HarborEnvironment(InteractiveEnvironment):
         started_s = asyncio.get_running_loop().time()
         ran = await self._place.run(state.task, state.state, [ours], is_kept=True)
         state.left_s -= asyncio.get_running_loop().time() - started_s
-        shown = _format_result(ran.ended[0])
+        text = _format_result(ran.ended[0])
         if ran.problem:
-            shown += f"\nThe files that it left are dropped: {ran.problem}"
+            text += f"\nThe files that it left are dropped: {ran.problem}"
         else:
             state.state = ran.state
-        return await self._run_tests(state) if state.left_s <= 0 else Observation(shown)
+        return await self._run_tests(state) if state.left_s <= 0 else Observation(text)
 
     async def solve(self, task: Task, *, is_solved: bool = True) -> float:
         """The reward of the task's own solution, or of doing nothing. It is meant for authors of tasks.
@@ -218,48 +218,49 @@ class HarborEnvironment(InteractiveEnvironment):
         Raises: RolloutError, like an episode; ConfigError if the task has no solution.
         """
         episode, _ = await self.reset(task, 0)
-        made = episode.task
+        trial = episode.task
         if not is_solved:
             return (await self._run_tests(episode)).reward
-        if "/solution/solve.sh" not in made.solution:
+        if "/solution/solve.sh" not in trial.solution:
             raise ConfigError(f"task {task.id} has no solution/solve.sh")
         solution = ShellCommand(
             "bash /solution/solve.sh",
-            made.folder,
-            {**made.env, **made.solution_env},
-            made.agent_s or self._command_s,
-            files=archive(made.solution),
+            trial.folder,
+            {**trial.env, **trial.solution_env},
+            trial.agent_s or self._command_s,
+            files=archive(trial.solution),
             cleared=["/solution"],
         )
         return (await self._run_tests(episode, solution)).reward
 
     async def _run_tests(self, state: HarborEpisode, *last: ShellCommand) -> Observation:
         """Runs the tests, after a last command if given. Raises: RolloutError if they write no reward."""
-        made = state.task
+        trial = state.task
         # The command runs in /tests, because the agent may have made its own folder unusable.
         tests = ShellCommand(
-            f"cd {shlex.quote(made.folder)}; bash /tests/test.sh",
+            f"cd {shlex.quote(trial.folder)}; bash /tests/test.sh",
             "/tests",
-            {**made.env, **made.verifier_env},
-            made.verifier_s,
-            files=archive(made.tests),
+            {**trial.env, **trial.verifier_env},
+            trial.verifier_s,
+            files=archive(trial.tests),
             cleared=["/tests", _LOGS],
             reads=[_REWARD_TEXT, _REWARD_JSON],
         )
-        ran = await self._place.run(made, state.state, [*last, tests], is_kept=False)
-        return Observation(reward=self._read_reward(ran.ended[-1], made), is_done=True)
+        ran = await self._place.run(trial, state.state, [*last, tests], is_kept=False)
+        return Observation(reward=self._read_reward(ran.ended[-1], trial), is_done=True)
 
-    def _read_reward(self, ended: CommandResult, made: HarborTask) -> float:
+    def _read_reward(self, result: CommandResult, trial: HarborTask) -> float:
         """Reads the reward that the tests wrote. Raises: RolloutError if there is none."""
-        where = f"{made.name}: its tests"
-        if ended.is_late:
-            raise RolloutError(f"{where} did not end within {made.verifier_s:g} s")
-        text = ended.found[_REWARD_TEXT]
-        scores = ended.found[_REWARD_JSON]
+        where = f"{trial.name}: its tests"
+        if result.is_late:
+            raise RolloutError(f"{where} did not end within {trial.verifier_s:g} s")
+        text = result.found[_REWARD_TEXT]
+        scores = result.found[_REWARD_JSON]
         if text is None and scores is None:
-            said = (ended.stdout[-MAX_QUOTED:] + ended.stderr[-MAX_QUOTED:]).decode(errors="replace")
+            output = (result.stdout[-MAX_QUOTED:] + result.stderr[-MAX_QUOTED:]).decode(errors="replace")
             raise RolloutError(
-                f"{where} (exit code {ended.code}) wrote neither {_REWARD_TEXT} nor {_REWARD_JSON}: {said!r}"
+                f"{where} (exit code {result.code}) wrote neither {_REWARD_TEXT} nor {_REWARD_JSON}: "
+                f"{output!r}"
             )
         raw = text if text is not None else scores or b""
         try:
@@ -274,10 +275,12 @@ class HarborEnvironment(InteractiveEnvironment):
         """Selects the reward among several scores. Raises: ValueError."""
         if not isinstance(scores, dict) or not scores:
             raise ValueError("expected an object with numbers")
-        found = cast("Mapping[str, Any]", scores)
-        if self._reward not in found and len(found) > 1:
-            raise ValueError(f"it has no {self._reward!r} (it has: {', '.join(found)}); set `reward` to one")
-        return found.get(self._reward, next(iter(found.values())))
+        by_name = cast("Mapping[str, Any]", scores)
+        if self._reward not in by_name and len(by_name) > 1:
+            raise ValueError(
+                f"it has no {self._reward!r} (it has: {', '.join(by_name)}); set `reward` to one"
+            )
+        return by_name.get(self._reward, next(iter(by_name.values())))
 
 
 class Harbor(HarborEnvironment):
@@ -339,10 +342,10 @@ class Harbor(HarborEnvironment):
         if not folders:
             raise ConfigError(f"{self._path.resolve()} has no Harbor task folders; each needs a task.toml")
         return [
-            Task(id=folder.name, source=split, prompt=made.instruction, spec=folder.name)
+            Task(id=folder.name, source=split, prompt=trial.instruction, spec=folder.name)
             for folder in folders
             if is_heldout(folder.name, frac=self._heldout_frac) is (split == "heldout")
-            and (made := self._read_listed(folder))
+            and (trial := self._read_listed(folder))
         ]
 
     def _read_listed(self, folder: Path) -> HarborTask | None:
@@ -378,13 +381,13 @@ def commands_of(reply: str) -> str:
     return "\n".join(block.text for block in named or unnamed or blocks)
 
 
-def _format_result(ended: CommandResult) -> str:
+def _format_result(result: CommandResult) -> str:
     """Formats the result of a command for the policy."""
-    said = (ended.stdout + ended.stderr).decode(errors="replace")
-    text = _CONTROLS.sub("", said.replace("\r\n", "\n"))
+    output = (result.stdout + result.stderr).decode(errors="replace")
+    text = _CONTROLS.sub("", output.replace("\r\n", "\n"))
     if len(text) > _MAX_SHOWN:
         half = _MAX_SHOWN // 2
         text = f"{text[:half]}\n[{len(text) - _MAX_SHOWN} characters left out]\n{text[-half:]}"
-    if ended.is_late:
+    if result.is_late:
         return f"{text}\n[ended: its time was over]"
-    return text if ended.code == 0 else f"{text}\n[exit code {ended.code}]"
+    return text if result.code == 0 else f"{text}\n[exit code {result.code}]"

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 
 from astraflow.addons.envs.harbor_folder import HarborTask
-from astraflow.addons.sandbox.shell import CommandResult, Ran, ShellCommand
+from astraflow.addons.sandbox.shell import CommandResult, ShellCommand, ShellRun
 from astraflow.errors import ConfigError, RolloutError
 
 __all__ = ["Containers"]
@@ -74,10 +74,10 @@ class Containers:
 
     async def run(
         self, task: HarborTask, state: bytes, commands: Sequence[ShellCommand], *, is_kept: bool
-    ) -> Ran:
+    ) -> ShellRun:
         """Runs commands. The container keeps the files, whatever `is_kept` is."""
         del task, is_kept
-        return Ran([await self._run_one(state.decode(), command) for command in commands], state, "")
+        return ShellRun([await self._run_one(state.decode(), command) for command in commands], state, "")
 
     async def _run_one(self, container: str, command: ShellCommand) -> CommandResult:
         for folder in command.cleared:
@@ -91,13 +91,13 @@ class Containers:
         code, stdout, stderr = await self._execute(
             container, limited, folder=command.folder, env=dict(command.env), limit_s=command.timeout_s + 60
         )
-        found: dict[str, bytes | None] = {}
+        contents: dict[str, bytes | None] = {}
         for path in command.reads:
             read, content, _ = await self._execute(
                 container, f"cat {shlex.quote(path)}", folder="/", limit_s=_STARTING_S
             )
-            found[path] = None if read else content
-        return CommandResult(code, code == _LATE, stdout[:_MAX_OUTPUT], stderr[:_MAX_OUTPUT], found)
+            contents[path] = None if read else content
+        return CommandResult(code, code == _LATE, stdout[:_MAX_OUTPUT], stderr[:_MAX_OUTPUT], contents)
 
     async def _image(self, task: HarborTask) -> str:
         """Builds or gets the image of a task, and returns its name."""
@@ -122,8 +122,8 @@ class Containers:
         """Calls the engine. Raises: RolloutError with what it says if it fails."""
         code, stdout, stderr = await self._start(words, given, limit_s)
         if code:
-            said = (stderr or stdout)[-500:].decode(errors="replace").strip()
-            raise RolloutError(f"`{self._engine} {words[0]}` failed with code {code}: {said}")
+            output = (stderr or stdout)[-500:].decode(errors="replace").strip()
+            raise RolloutError(f"`{self._engine} {words[0]}` failed with code {code}: {output}")
         return stdout
 
     async def _start(self, words: list[str], given: bytes, limit_s: float) -> tuple[int, bytes, bytes]:

@@ -147,7 +147,7 @@ def read_folder(folder: Path, *, in_container: bool = False) -> dict[str, BoxFil
 
     Raises: ConfigError for links, for anything else that isn't a regular file, and for too many files.
     """
-    found: dict[str, BoxFile] = {}
+    files: dict[str, BoxFile] = {}
     total = 0
     for path in _walk(folder):
         name = path.relative_to(folder).as_posix()
@@ -159,13 +159,13 @@ def read_folder(folder: Path, *, in_container: bool = False) -> dict[str, BoxFil
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path} is not a regular file")
         total += status.st_size
-        if len(found) == _MAX_FILES or total > _MAX_BYTES:
+        if len(files) == _MAX_FILES or total > _MAX_BYTES:
             raise ConfigError(
                 f"{folder} has more than {_MAX_FILES:,} files or {_MAX_BYTES >> 20} MiB, which is more than "
                 "the sandbox puts into a box"
             )
-        found[name] = BoxFile(path.read_bytes(), bool(status.st_mode & stat.S_IXUSR))
-    return found
+        files[name] = BoxFile(path.read_bytes(), bool(status.st_mode & stat.S_IXUSR))
+    return files
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -315,7 +315,7 @@ def _seconds(value: float, section: str, where: str, most_s: float) -> float:
 
 def _with_sizes(environment: _Environment, where: str) -> _Environment:
     """Turns sizes such as "2G" into numbers of MiB. Raises: ConfigError."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name in ("memory", "storage"):
         text = getattr(environment, name)
         if not text:
@@ -323,8 +323,8 @@ def _with_sizes(environment: _Environment, where: str) -> _Environment:
         match = _SIZE.fullmatch(text)
         if match is None:
             raise ConfigError(f"{where}/task.toml: environment.{name} = {text!r}; expected a size like 2G")
-        found[f"{name}_mb"] = int(int(match[1]) * _MIB_PER_UNIT[match[2].upper()])
-    return msgspec.structs.replace(environment, **found)
+        sizes[f"{name}_mb"] = int(int(match[1]) * _MIB_PER_UNIT[match[2].upper()])
+    return msgspec.structs.replace(environment, **sizes)
 
 
 # --- the image ------------------------------------------------------------------------------------
@@ -388,8 +388,8 @@ def _check_base(name: str, where: str) -> None:
 
 def _instructions(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
-    return [line.strip() for line in joined.splitlines() if line.strip()]
+    text = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _apply(image: HarborImage, line: str, context: Mapping[str, BoxFile], where: str) -> None:
@@ -421,17 +421,17 @@ def _copy(image: HarborImage, words: list[str], context: Mapping[str, BoxFile], 
         if ".." in path.parts:
             raise ConfigError(f"{where}/environment/Dockerfile: {source!r} leads out of the folder")
         if str(path) in context:
-            found = {str(place / path.name if is_folder else place): context[str(path)]}
+            copies = {str(place / path.name if is_folder else place): context[str(path)]}
         else:
             prefix = "" if str(path) == "." else f"{path}/"
-            found = {
+            copies = {
                 str(place / name.removeprefix(prefix)): file
                 for name, file in context.items()
                 if name.startswith(prefix) and name != "Dockerfile"
             }
-        if not found:
+        if not copies:
             raise ConfigError(f"{where}/environment/Dockerfile: cannot copy {source!r}: no such file")
-        image.files |= {_check_path(each, where): file for each, file in found.items()}
+        image.files |= {_check_path(each, where): file for each, file in copies.items()}
 
 
 def _check_path(path: str, where: str) -> str:

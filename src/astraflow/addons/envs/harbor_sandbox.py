@@ -135,19 +135,19 @@ class _SandboxEnvironment:
 
         Raises: RuntimeError if it takes too long, as in Harbor; ConfigError for an unknown user.
         """
-        named = self._harbor._resolve_user(user)
-        if named not in _OWN_USERS:
-            raise ConfigError(f"the user {named!r} does not exist: a box has only one user")
+        name = self._harbor._resolve_user(user)
+        if name not in _OWN_USERS:
+            raise ConfigError(f"the user {name!r} does not exist: a box has only one user")
         merged: Mapping[str, str] = self._harbor._merge_env(env) or {}
         variables = {**self._image.env, **merged}
         folder = cwd or self._image.folder
-        ended = await self._run(ShellCommand(command, folder, variables, timeout_sec or _LONGEST_S))
-        if ended.is_late:
+        result = await self._run(ShellCommand(command, folder, variables, timeout_sec or _LONGEST_S))
+        if result.is_late:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
         return cast("Any", importlib.import_module(_BASE)).ExecResult(
-            stdout=ended.stdout.decode(errors="replace"),
-            stderr=ended.stderr.decode(errors="replace"),
-            return_code=ended.code,
+            stdout=result.stdout.decode(errors="replace"),
+            stderr=result.stderr.decode(errors="replace"),
+            return_code=result.code,
         )
 
     async def _run(self, command: ShellCommand) -> CommandResult:
@@ -181,16 +181,16 @@ class _SandboxEnvironment:
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Copies a file out of the trial. Raises: FileNotFoundError if it does not exist, or is a link."""
-        found = files_at(self._state, source_path).get(".")
-        if found is None:
+        file = files_at(self._state, source_path).get(".")
+        if file is None:
             raise FileNotFoundError(f"the trial has no file {source_path}")
-        await asyncio.to_thread(_write, {Path(target_path): found})
+        await asyncio.to_thread(_write, {Path(target_path): file})
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copies the files of a folder out of the trial. Links are left out."""
-        found = files_at(self._state, source_dir)
+        files = files_at(self._state, source_dir)
         await asyncio.to_thread(Path(target_dir).mkdir, parents=True, exist_ok=True)
-        await asyncio.to_thread(_write, {Path(target_dir) / name: file for name, file in found.items()})
+        await asyncio.to_thread(_write, {Path(target_dir) / name: file for name, file in files.items()})
 
 
 def _read(path: Path) -> BoxFile:

@@ -121,14 +121,14 @@ class OpenEnv(TaskServer):
             if not isinstance(action, dict):
                 return Observation("This is not an action: expected a JSON object")
         try:
-            shown = await self._request(state, {"type": "step", "data": action})
+            observation = await self._request(state, {"type": "step", "data": action})
         except _ServerError as err:
             if self._action or err.code not in _NO_ACTION:
                 raise
             return Observation(f"This is not an action: {err.message}")
-        if shown.is_done and not state.has_reward:
+        if observation.is_done and not state.has_reward:
             raise RolloutError(f"{self._where(state.seed)}: the episode ended without any reward")
-        return shown
+        return observation
 
     async def end(self, state: _Session) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         await state.socket.close()
@@ -145,7 +145,7 @@ class OpenEnv(TaskServer):
             ) from err
         session = _Session(socket, seed)
         try:
-            shown = await self._request(session, {"type": "reset", "data": {"seed": seed}})
+            reply = await self._request(session, {"type": "reset", "data": {"seed": seed}})
         except _ServerError as err:
             await socket.close()
             if err.code == _FULL:
@@ -155,7 +155,7 @@ class OpenEnv(TaskServer):
             await socket.close()
             raise
         session.has_reward = False  # a reward before the first action says nothing about the policy
-        return session, Observation(shown.messages, is_done=shown.is_done)
+        return session, Observation(reply.messages, is_done=reply.is_done)
 
     # --- the wire -----------------------------------------------------------------------------------
 

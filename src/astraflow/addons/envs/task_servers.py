@@ -69,16 +69,13 @@ class TaskServer(InteractiveEnvironment):
     def tasks(self, split: str) -> Sequence[Task]:
         if split not in {"train", "heldout"}:
             raise ConfigError(f"split = {split!r} is not one of: train, heldout")
-        prompts = {number: self._prompt(number) for number in range(self._num_tasks)}
+        # A task's name for people, which also determines its split.
+        prompts = {number: f"{self._url} {number}" for number in range(self._num_tasks)}
         return [
             Task(id=str(number), source=split, prompt=prompt, spec=str(number))
             for number, prompt in prompts.items()
             if is_heldout(prompt, frac=self._heldout_frac) is (split == "heldout")
         ]
-
-    def _prompt(self, number: int) -> str:
-        """The name of a task for people. It also determines the task's split."""
-        return f"{self._url} {number}"
 
     async def _begin_when_free(self, begin: Callable[[], Awaitable[_T]]) -> _T:
         """Calls `begin`, and calls it again for up to `wait_s` while it raises ServerFullError.

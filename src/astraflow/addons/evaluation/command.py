@@ -87,23 +87,23 @@ def evaluate(
     `astraflow eval http://127.0.0.1:8000/v1 --recipe recipes/quickstart.yaml --tasks 64`.
     """
     from astraflow.addons.evaluation.evaluation import EvalSize, chosen_sets
-    from astraflow.addons.evaluation.target import Endpoint, find_target
+    from astraflow.addons.evaluation.target import TargetEndpoint, find_target
     from astraflow.cli.runs import fetch_models
     from astraflow.models.hub import fetch_model, is_hub_name, model_path
     from astraflow.recipe.recipe import load_recipe
 
     for folder in (Path.cwd(), *((Path(os.path.realpath(recipe)).parent,) if recipe else ())):
         sys.path += [str(folder)] if str(folder) not in sys.path else []
-    endpoint = Endpoint(target, model, os.environ.get("OPENAI_API_KEY", ""))
+    endpoint = TargetEndpoint(target, model, os.environ.get("OPENAI_API_KEY", ""))
     loaded = fetch_models(load_recipe(recipe)) if recipe else None
     if is_hub_name(target):
         target = str(model_path(fetch_model(target, partial(print, file=sys.stderr))))
-    found = find_target(target, loaded, policy=policy, version=version, endpoint=endpoint)
+    chosen = find_target(target, loaded, policy=policy, version=version, endpoint=endpoint)
     size = EvalSize(tuple(sets or ()), samples, tasks)
-    report = asyncio.run(_evaluate_target(found, size))
+    report = asyncio.run(_evaluate_target(chosen, size))
     _print_report(report, as_json=as_json)
     finished = {score.eval_set for score in report.sets}
-    missing = [name for name in chosen_sets(found.recipe, size) if name not in finished]
+    missing = [name for name in chosen_sets(chosen.recipe, size) if name not in finished]
     if missing:
         print(f"interrupted; not evaluated: {', '.join(missing)}", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED)

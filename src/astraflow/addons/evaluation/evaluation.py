@@ -188,11 +188,12 @@ async def _score(
     means = [sum(scores) / len(scores) for scores in scored]
     is_whole = not round_.failures[_LATE]
     passes = pass_estimates(scored, samples=round_.samples) if is_whole else {}
+    sampling = recipe.eval.sets[round_.eval_set].sampling
     return EvalScore(
         eval_set=round_.eval_set,
         num_tasks=round_.num_tasks,
         samples=round_.samples,
-        temperature=_temperature(recipe, round_.eval_set),
+        temperature=sampling.changes(recipe.eval.temperature)["temperature"],
         num_samples=num_samples,
         num_failed=total - num_samples,
         failures=dict(round_.failures),
@@ -231,10 +232,6 @@ async def _run_episode(
                 return
             case Failure():
                 continue
-
-
-def _temperature(recipe: Recipe, eval_set: str) -> float:
-    return recipe.eval.sets[eval_set].sampling.changes(recipe.eval.temperature)["temperature"]
 
 
 def _generated(hosted: Mapping[str, HostedPolicy]) -> int:

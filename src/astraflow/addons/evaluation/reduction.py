@@ -19,17 +19,18 @@ def reduce_metrics(groups: Iterable[Sequence[MetricItem]]) -> tuple[MetricItem, 
 
     Raises: WireError if a name comes with two reductions.
     """
-    found: dict[str, tuple[Reduction, list[float]]] = {}
+    by_name: dict[str, tuple[Reduction, list[float]]] = {}
     for group in groups:
         for item in group:
-            reduction, values = found.setdefault(item.name, (item.reduction, []))
+            reduction, values = by_name.setdefault(item.name, (item.reduction, []))
             if reduction != item.reduction:
                 raise WireError(
                     f"metric {item.name!r} has reductions {reduction!r} and {item.reduction!r}; use one"
                 )
             values.append(item.value)
     return tuple(
-        MetricItem(name, _reduce(reduction, values), reduction) for name, (reduction, values) in found.items()
+        MetricItem(name, _reduce(reduction, values), reduction)
+        for name, (reduction, values) in by_name.items()
     )
 
 

@@ -21,11 +21,11 @@ from astraflow.service.client import check_url
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
 
-__all__ = ["Endpoint", "Target", "find_target", "hosting"]
+__all__ = ["Target", "TargetEndpoint", "find_target", "hosting"]
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class TargetEndpoint:
     """An OpenAI-compatible server; an empty `model` means the first one that it lists."""
 
     base_url: str
@@ -43,7 +43,7 @@ class Target:
     kind: str
     """`run`, `model`, or `endpoint`."""
     version: int = -1
-    endpoint: Endpoint | None = None
+    endpoint: TargetEndpoint | None = None
 
 
 def find_target(
@@ -52,7 +52,7 @@ def find_target(
     *,
     policy: str = "",
     version: int = -1,
-    endpoint: Endpoint | None = None,
+    endpoint: TargetEndpoint | None = None,
 ) -> Target:
     """Finds out what `where` is. `recipe` replaces the recipe of a run, and is required for anything else.
 
@@ -64,7 +64,7 @@ def find_target(
     if recipe is None and kind != "run":
         raise ConfigError(f"{where} says nothing about tasks and scoring; pass --recipe RECIPE")
     known = derive_numbers(recipe or RunFolder(Path(where)).load_recipe())
-    endpoint = (endpoint or Endpoint(where)) if kind == "endpoint" else None
+    endpoint = (endpoint or TargetEndpoint(where)) if kind == "endpoint" else None
     return Target(known, known.choose_policy(policy), where, kind, version, endpoint)
 
 

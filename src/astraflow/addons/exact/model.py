@@ -151,9 +151,9 @@ class InvariantModel:
         while len(self._tables[0]) <= int(positions.max()):
             start = len(self._tables[0])
             block = torch.arange(start, start + _TABLE_POSITIONS)[None]
-            made = self._body.rotary_emb(self._embedding[:1], block)
+            fresh = self._body.rotary_emb(self._embedding[:1], block)
             cos, sin = (
-                torch.cat((table, new[0, :, None])) for table, new in zip(self._tables, made, strict=True)
+                torch.cat((table, new[0, :, None])) for table, new in zip(self._tables, fresh, strict=True)
             )
             self._tables = (cos, sin)
         cos, sin = self._tables

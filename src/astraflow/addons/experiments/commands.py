@@ -8,7 +8,6 @@ from rich.console import Console
 
 from astraflow.addons.experiments.comparison import Comparison
 from astraflow.addons.experiments.comparison import compare as compare_results
-from astraflow.addons.experiments.group_file import Group
 from astraflow.addons.experiments.group_request import GroupRequest, open_group
 from astraflow.addons.experiments.output import draw_comparison, markdown, print_comparison
 from astraflow.addons.experiments.results import read_results
@@ -57,14 +56,10 @@ def run_sweep(request: GroupRequest, *, jobs: int, again: Sequence[str]) -> int:
         show_comparison([folder], as_markdown=False, png=None)
     except DataError as err:
         _tell(str(err))
-    _tell_failures(folder, sweep.group)
+    for name, why in sweep.group.failed.items():
+        _tell(f"{name} failed ({why}); `astraflow sweep {folder} --redo {name}` runs it again")
     _tell(f"page: astraflow view {folder}; picture: astraflow compare {folder} --png comparison.png")
     return 1 if sweep.group.failed else 0
-
-
-def _tell_failures(folder: Path, group: Group) -> None:
-    for name, why in group.failed.items():
-        _tell(f"{name} failed ({why}); `astraflow sweep {folder} --redo {name}` runs it again")
 
 
 def _tell(line: str) -> None:

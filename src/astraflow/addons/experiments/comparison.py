@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from astraflow.addons.experiments.intervals import CONFIDENCE, Interval, mean_interval
 from astraflow.addons.experiments.results import RunResult
-from astraflow.addons.experiments.verdict import Side, Verdict, differences, verdict
+from astraflow.addons.experiments.verdict import FigureVerdict, Standing, differences, verdict
 from astraflow.errors import DataError
 
-__all__ = ["BandPoint", "Comparison", "Member", "Variant", "compare", "member_of"]
+__all__ = ["BandPoint", "Comparison", "Member", "RunVariant", "compare", "member_of"]
 
 _NOT_COMPARED = ("seed", "name", "view", "trackers", "dataflow.port", "weights.port")
 """Keys, or their beginnings, that make no difference to what a run learns."""
@@ -55,7 +55,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class RunVariant:
     """Runs whose recipes differ only by the seed."""
 
     label: str
@@ -75,9 +75,9 @@ class Comparison:
     """The keys by which the recipes differ."""
     figures: tuple[str, ...]
     """The figures that can be compared; evaluations come first."""
-    variants: tuple[Variant, ...]
+    variants: tuple[RunVariant, ...]
     members: tuple[Member, ...]
-    verdict: Verdict
+    verdict: FigureVerdict
     """Which variant is ahead in the first figure, and whether chance explains its lead."""
     sentences: tuple[str, ...]
     """Whether each difference from the first variant matters."""
@@ -89,7 +89,8 @@ def compare(results: Sequence[RunResult]) -> Comparison:
     """Compares runs. Raises: DataError if no two of them measured the same thing, or none can be read."""
     counted, reasons = _counted(results)
     is_final = all(run.state == "finished" for run in counted)
-    keys = _differing_keys(counted)
+    all_keys = dict.fromkeys(key for run in counted for key in run.recipe)
+    keys = [key for key in all_keys if not _is_under(key, _NOT_COMPARED) and _num_values(counted, key) > 1]
     figures, notes = _comparable_figures(counted)
     variants = _variants(counted, keys, figures)
     labels = {name: variant.label for variant in variants for name in variant.runs}
@@ -141,8 +142,8 @@ def _counted(results: Sequence[RunResult]) -> tuple[list[RunResult], dict[str, s
     finished = [run for run in results if run.state == "finished" and run.finals]
     counted = finished or [run for run in results if run.finals]
     if not counted:
-        told = "; ".join(f"{run.name}: {run.reason or 'no step yet'}" for run in results)
-        raise DataError(f"no run has a result to compare ({told})")
+        reasons_text = "; ".join(f"{run.name}: {run.reason or 'no step yet'}" for run in results)
+        raise DataError(f"no run has a result to compare ({reasons_text})")
     reasons: dict[str, str] = {}
     for run in results:
         if run in counted:
@@ -154,11 +155,6 @@ def _counted(results: Sequence[RunResult]) -> tuple[list[RunResult], dict[str, s
             after = f" after {run.steps} steps" if run.steps else ""
             reasons[run.name] = f"{run.state}{after}{why}"
     return counted, reasons
-
-
-def _differing_keys(runs: Sequence[RunResult]) -> list[str]:
-    keys = dict.fromkeys(key for run in runs for key in run.recipe)
-    return [key for key in keys if not _is_under(key, _NOT_COMPARED) and _num_values(runs, key) > 1]
 
 
 def _num_values(runs: Sequence[RunResult], key: str) -> int:
@@ -213,18 +209,18 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 # --- variants ---------------------------------------------------------------------------------------
 
 
-def _variants(runs: Sequence[RunResult], keys: Sequence[str], figures: Sequence[str]) -> list[Variant]:
+def _variants(runs: Sequence[RunResult], keys: Sequence[str], figures: Sequence[str]) -> list[RunVariant]:
     groups: dict[tuple[str, ...], list[RunResult]] = {}
     for run in runs:
         groups.setdefault(tuple(run.recipe.get(key, _NO_VALUE) for key in keys), []).append(run)
     short = _short_names(keys)
-    variants: list[Variant] = []
+    variants: list[RunVariant] = []
     for values, own in groups.items():
         label = ", ".join(f"{short[key]}={value}" for key, value in zip(keys, values, strict=True))
         if len(keys) > _MAX_NAMED_KEYS or not label:
             label = own[0].name if len(groups) > 1 else "all runs"
         variants.append(
-            Variant(
+            RunVariant(
                 label,
                 dict(zip(keys, values, strict=True)),
                 tuple(run.name for run in own),
@@ -260,8 +256,8 @@ def _band(curves: Sequence[Mapping[int, float]]) -> tuple[BandPoint, ...]:
     return tuple(points)
 
 
-def _sides(variants: Sequence[Variant], figure: str, runs: Mapping[str, RunResult]) -> list[Side]:
-    sides: list[Side] = []
+def _sides(variants: Sequence[RunVariant], figure: str, runs: Mapping[str, RunResult]) -> list[Standing]:
+    sides: list[Standing] = []
     for variant in variants:
         finals = [runs[name].finals[figure] for name in variant.runs]
         stderr = finals[0].stderr if len(finals) == 1 else None
@@ -270,5 +266,5 @@ def _sides(variants: Sequence[Variant], figure: str, runs: Mapping[str, RunResul
             for name in variant.runs
             for key, value in runs[name].recipe.items()
         )
-        sides.append(Side(variant.label, tuple(final.value for final in finals), stderr, is_async))
+        sides.append(Standing(variant.label, tuple(final.value for final in finals), stderr, is_async))
     return sides

@@ -143,11 +143,11 @@ def code_digests(recipe: Mapping[str, str], folders: Sequence[str]) -> dict[str,
         if files:
             digests[f"astraflow.{package.stem}"] = _digest(b"\0".join(path.read_bytes() for path in files))
     for value in sorted(set(recipe.values())):
-        if named := _MODULE.fullmatch(value):
-            part = named[1].replace(".", "/")
+        if match := _MODULE.fullmatch(value):
+            part = match[1].replace(".", "/")
             places = [Path(folder, f"{part}{end}") for folder in folders for end in (".py", "/__init__.py")]
-            if found := next((place for place in places if place.is_file()), None):
-                digests[named[1]] = _digest(found.read_bytes())
+            if module := next((place for place in places if place.is_file()), None):
+                digests[match[1]] = _digest(module.read_bytes())
     return digests
 
 

@@ -55,10 +55,6 @@ def _member_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def _key_rows(comparison: Comparison) -> list[list[str]]:
-    return [[key, *(variant.values[key] for variant in comparison.variants)] for key in comparison.keys]
-
-
 def _tables(comparison: Comparison) -> list[tuple[list[str], list[list[str]]]]:
     """Headers and rows of all tables: variants, runs and, if there are any, the keys that differ."""
     tables = [
@@ -67,7 +63,8 @@ def _tables(comparison: Comparison) -> list[tuple[list[str], list[list[str]]]]:
     ]
     if comparison.keys:
         header = ["key that differs", *(variant.label for variant in comparison.variants)]
-        tables.append((header, _key_rows(comparison)))
+        rows = [[key, *(variant.values[key] for variant in comparison.variants)] for key in comparison.keys]
+        tables.append((header, rows))
     return tables
 
 

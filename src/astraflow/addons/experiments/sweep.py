@@ -19,13 +19,18 @@ from pathlib import Path
 import msgspec
 
 from astraflow.addons.experiments.group_file import Group, GroupMember, save_group
-from astraflow.addons.experiments.tracker_labels import tracker_overrides
 from astraflow.cli.main import ERROR_FILE_VARIABLE
+from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
+from astraflow.recipe.gallery import recipe_file
+from astraflow.recipe.recipe import load_recipe
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.trackers import TrackerVariant
 
-__all__ = ["Sweep", "redo"]
+__all__ = ["Sweep", "redo", "tracker_overrides"]
 
+_MAX_TAG = 64
+"""W&B refuses longer tags."""
 _PAUSE_S = 0.2
 _CORES_PER_RUN = 2
 """A small run keeps two cores busy: one generates, and one trains."""
@@ -70,7 +75,11 @@ class Sweep:
         Returns false if it was interrupted. Raises: ConfigError if another sweep runs this group.
         """
         jobs = jobs or max(1, (os.cpu_count() or 1) // _CORES_PER_RUN)
-        waiting = [member for member in self.group.members if self._is_wanted(member)]
+        waiting = [
+            member
+            for member in self.group.members
+            if member.name not in self.group.failed and not _is_finished(self.folder / member.name)
+        ]
         done = len(self.group.members) - len(waiting)
         if done:
             self.tell(f"{done} of {len(self.group.members)} runs have ended before")
@@ -83,9 +92,6 @@ class Sweep:
                     self._start(member)
                 time.sleep(_PAUSE_S)
         return not self._is_stopped
-
-    def _is_wanted(self, member: GroupMember) -> bool:
-        return member.name not in self.group.failed and not _is_finished(self.folder / member.name)
 
     def _next(self, waiting: list[GroupMember]) -> GroupMember | None:
         """Takes the next member that no process of an earlier sweep still runs."""
@@ -136,15 +142,15 @@ class Sweep:
                 self._note_failure(name, code)
 
     def _note_failure(self, name: str, code: int) -> None:
-        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        end = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         with contextlib.suppress(DataError):
             record = RunFolder(self.folder / name).load_record()
-            ended = record.reason if record.state == "failed" and record.reason else ended
+            end = record.reason if record.state == "failed" and record.reason else end
         log = self._log(name)
-        why = f"{ended}; see {log}"
+        why = f"{end}; see {log}"
         with contextlib.suppress(OSError, IndexError):
             error = log.with_suffix(".error").read_text(encoding="utf-8")
-            why = f"{ended}: {error.splitlines()[0]}"
+            why = f"{end}: {error.splitlines()[0]}"
         self.group = msgspec.structs.replace(self.group, failed={**self.group.failed, name: why})
         save_group(self.folder, self.group)
         self.tell(f"{name}: failed ({why})")
@@ -182,3 +188,34 @@ def _is_finished(path: Path) -> bool:
     with contextlib.suppress(DataError):
         return RunFolder(path).is_finished
     return False
+
+
+def tracker_overrides(folder: Path, group: Group, member: GroupMember) -> list[str]:
+    """Returns the overrides that label a member's run in the trackers of its recipe.
+
+    A group that the recipe names stays, and its tags come first. There are no overrides if no tracker takes
+    labels, or if the recipe can't be read, which the run itself then reports.
+    """
+    with contextlib.suppress(ConfigError):
+        file, _ = recipe_file(group.recipe)
+        trackers = load_recipe(file, member.overrides).trackers
+        # The values by which a member differs from others, such as `lr=1e-4` and `seed=0`.
+        split = [override.partition("=") for override in member.overrides]
+        own = [(key, value) for key, _, value in split if key in group.values or key == "seed"]
+        tags = [f"{key.rpartition('.')[2]}={value}"[:_MAX_TAG] for key, value in own]
+        labeled = [_labeled(tracker, folder.resolve().name, tags) for tracker in trackers]
+        if labeled != list(trackers):
+            mappings = [tracker.model_dump(mode="json") for tracker in labeled]
+            # JSON is also valid YAML.
+            return [f"trackers={msgspec.json.encode(mappings).decode()}"]
+    return []
+
+
+def _labeled(tracker: TrackerVariant | Use, group: str, tags: list[str]) -> TrackerVariant | Use:
+    own = tracker.model_dump()
+    labels: dict[str, object] = {}
+    if own.get("group") == "":
+        labels["group"] = group
+    if isinstance(tracker, TrackerVariant) and "tags" in own:
+        labels["tags"] = tuple(dict.fromkeys([*own["tags"], *tags]))
+    return tracker.model_copy(update=labels) if labels else tracker

@@ -12,7 +12,7 @@ from typing import Literal
 
 from astraflow.addons.experiments.intervals import CONFIDENCE, Interval, difference, mean_interval
 
-__all__ = ["Side", "Verdict", "differences", "verdict"]
+__all__ = ["FigureVerdict", "Standing", "differences", "verdict"]
 
 Outcome = Literal["matters", "chance", "equal", "unknown", "alone"]
 Basis = Literal["seeds", "tasks", "none"]
@@ -24,8 +24,8 @@ end between 0.68 and 0.81."""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """What one variant reached in a figure. Example: `Side("lr=0.01", (0.82, 0.84))`."""
+class Standing:
+    """What one variant reached in a figure. Example: `Standing("lr=0.01", (0.82, 0.84))`."""
 
     label: str
     values: tuple[float, ...]
@@ -41,7 +41,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FigureVerdict:
     """Which variant is ahead in a figure. Example: `verdict(sides, "actor on heldout").text`."""
 
     figure: str
@@ -68,7 +68,7 @@ class Verdict:
         return f"{self.headline} {self.detail}".strip()
 
 
-def verdict(sides: Sequence[Side], figure: str, *, is_final: bool = True) -> Verdict:
+def verdict(sides: Sequence[Standing], figure: str, *, is_final: bool = True) -> FigureVerdict:
     """Judges at least one variant. `is_final`: whether the runs have finished.
 
     The best two are chosen by what is judged, so the interval is widened until the intervals of all pairs
@@ -79,7 +79,7 @@ def verdict(sides: Sequence[Side], figure: str, *, is_final: bool = True) -> Ver
     start = "" if is_final else "So far: "
     if not others:
         headline = start + _alone(score, figure)
-        return Verdict(figure, best.label, score, "", None, "alone", "none", headline, "")
+        return FigureVerdict(figure, best.label, score, "", None, "alone", "none", headline, "")
     other = others[0]
     num_pairs = len(sides) * (len(sides) - 1) // 2
     confidence = 1 - (1 - CONFIDENCE) / num_pairs
@@ -91,10 +91,10 @@ def verdict(sides: Sequence[Side], figure: str, *, is_final: bool = True) -> Ver
         beaten = sum(_outcome(_gap(best, each, confidence)[0]) == "matters" for each in others)
         share = "all" if beaten == len(others) else f"{beaten} of the {len(others)}"
         detail += f" {best.label} exceeds {share} others by more than chance explains."
-    return Verdict(figure, best.label, score, other.label, gap, outcome, basis, headline, detail)
+    return FigureVerdict(figure, best.label, score, other.label, gap, outcome, basis, headline, detail)
 
 
-def differences(sides: Sequence[Side], figure: str) -> list[str]:
+def differences(sides: Sequence[Standing], figure: str) -> list[str]:
     """Says for each variant but the first whether it differs from the first one.
 
     With several differences, each interval is widened so that all of them hold together (Bonferroni).
@@ -112,7 +112,7 @@ def differences(sides: Sequence[Side], figure: str) -> list[str]:
     return sentences
 
 
-def _gap(best: Side, other: Side, confidence: float) -> tuple[Interval, Basis]:
+def _gap(best: Standing, other: Standing, confidence: float) -> tuple[Interval, Basis]:
     gap = difference(best.values, other.values, confidence)
     if gap.low is not None:
         return gap, "seeds"
@@ -146,7 +146,7 @@ def _alone(score: Interval, figure: str) -> str:
     )
 
 
-def _headline(best: Side, other: Side, figure: str, outcome: Outcome, basis: Basis) -> str:
+def _headline(best: Standing, other: Standing, figure: str, outcome: Outcome, basis: Basis) -> str:
     if outcome == "equal":
         return f"{best.label} and {other.label} are equal for {figure}: {best.mean:.3f}."
     lead = f"{best.label} is ahead of {other.label} by {best.mean - other.mean:.3f} for {figure}"

@@ -53,7 +53,11 @@ class BestKeeper(RunPage):
     async def open(self, note: Callable[[str], None]) -> None:
         """Starts with the evaluations in the run's journal. Raises: JournalError if it cannot be read."""
         self._note = note
-        for record in _earlier_evals(self._folder):
+        earlier: list[EvalRecord] = []
+        if (self._folder.journal / DATABASE).is_file():
+            with JournalReader(self._folder.journal) as reader:
+                earlier = reader.evals()
+        for record in earlier:
             self.evaluated(record)
         self._writing = asyncio.create_task(self._keep(), name="keep best")
         vital(self._writing, "the task that keeps the best versions", may_end=lambda: self._is_closed)
@@ -105,13 +109,6 @@ class BestKeeper(RunPage):
 def make_keeper(run: ShownRun) -> BestKeeper | None:
     """Makes the keeper of a run; None if its recipe keeps no version."""
     return BestKeeper(run) if run.recipe.eval.best.metric else None
-
-
-def _earlier_evals(folder: RunFolder) -> list[EvalRecord]:
-    if not (folder.journal / DATABASE).is_file():
-        return []
-    with JournalReader(folder.journal) as reader:
-        return reader.evals()
 
 
 def _write_all(folder: RunFolder, records: Sequence[EvalRecord]) -> list[str]:

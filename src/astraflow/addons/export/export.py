@@ -4,7 +4,6 @@ The written files are read back and hashed before the folder gets its name, so t
 or not at all.
 """
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,15 @@ from astraflow.models.chat_template import write_template_defaults
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
+from astraflow.user_input.new_folder import is_free, new_folder
 from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.snapshot import ADAPTER_FOLDER, read_safetensors, snapshot_to_folder
 
-__all__ = ["Exported", "export_version"]
+__all__ = ["ExportResult", "export_version"]
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """The result of an export."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Exported:
 
 def export_version(
     run_dir: Path, out: Path, *, policy: str = "", version: int = -1, force: bool = False
-) -> Exported:
+) -> ExportResult:
     """Writes a version (-1: the newest) of a policy (empty: the first trained one) to `out`.
 
     `force` allows replacing a model folder, but nothing else.
@@ -50,26 +50,21 @@ def export_version(
     name = recipe.choose_policy(policy)
     _check_free(out, force=force)
     stored = SavedVersions(folder.weights / name, name).read(version)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as aside:
-        files = Path(aside) / "files"
-        made = Path(aside) / "model"
+    with new_folder(out, replaces=True) as fresh:
+        files = fresh.parent / "files"
         snapshot = stored.snapshot(files)
         write_template_defaults(files, recipe.policies[name].template_args)
-        snapshot_to_folder(snapshot, made, base=recipe.policies[name].model)
-        _check_written(made, merge_adapters(snapshot.tensors), stored.manifest)
-        if out.exists():
-            out.rename(Path(aside) / "replaced")
-        made.rename(out)
+        snapshot_to_folder(snapshot, fresh, base=recipe.policies[name].model)
+        _check_written(fresh, merge_adapters(snapshot.tensors), stored.manifest)
     manifest = stored.manifest
     num_bytes = sum(tensor.num_bytes for tensor in manifest.tensors)
-    return Exported(out, name, manifest.version, num_bytes, manifest.digest)
+    return ExportResult(out, name, manifest.version, num_bytes, manifest.digest)
 
 
 def _check_free(out: Path, *, force: bool) -> None:
     if out.is_symlink() or out.is_file():
         raise ConfigError(f"{out} is not a folder; name a new one")
-    if not out.exists() or not any(out.iterdir()):
+    if is_free(out):
         return
     if not force:
         raise ConfigError(f"{out} is not empty; name a new folder, or replace it with --force")
@@ -86,11 +81,11 @@ def _check_written(folder: Path, tensors: Sequence[HostTensor], manifest: Manife
     """Checks that the written tensors are bit-equal to those of the version. Raises: WeightsError."""
     by_name = {tensor.name: tensor for tensor in read_safetensors(folder / "model.safetensors")}
     written = [by_name[tensor.name] for tensor in tensors if tensor.name in by_name]
-    found = _digest(written)
+    digest = _digest(written)
     expected = _digest(tensors)
-    if len(by_name) != len(tensors) or found != expected:
+    if len(by_name) != len(tensors) or digest != expected:
         raise WeightsError(
-            f"policy {manifest.policy!r} version {manifest.version}: the written tensors hash to {found}, "
+            f"policy {manifest.policy!r} version {manifest.version}: the written tensors hash to {digest}, "
             f"expected {expected}; check the disk for errors"
         )
 

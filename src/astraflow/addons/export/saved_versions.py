@@ -116,6 +116,6 @@ class SavedVersions:
             data = (self._chunks / chunk.hash).read_bytes()
         except OSError as err:
             raise DataError(f"{where} cannot be read: {err.strerror}; is the version still kept?") from err
-        if (found := hash_bytes(data)) != chunk.hash:
-            raise WeightsError(f"{where}: its bytes hash to {found}; the file is damaged")
+        if (digest := hash_bytes(data)) != chunk.hash:
+            raise WeightsError(f"{where}: its bytes hash to {digest}; the file is damaged")
         return data

@@ -49,16 +49,16 @@ def list_recipes(
     from astraflow.addons.gallery.listing import about, listed_name
     from astraflow.recipe.gallery import entries
 
-    found = entries()
+    listing = entries()
     if as_json:
         import json
 
-        rows = [{"name": e.name, "kind": e.kind, "about": about(e), "path": str(e.path)} for e in found]
+        rows = [{"name": e.name, "kind": e.kind, "about": about(e), "path": str(e.path)} for e in listing]
         print(json.dumps(rows, indent=2))
         return
-    width = max(len(listed_name(entry)) for entry in found)
+    width = max(len(listed_name(entry)) for entry in listing)
     room = max(shutil.get_terminal_size().columns - width - 2, 20)
-    for entry in found:
+    for entry in listing:
         print(f"{listed_name(entry):<{width}}  {textwrap.shorten(about(entry), room, placeholder=' ...')}")
 
 
@@ -96,19 +96,19 @@ def copy(
 
     if bool(names) == everything:
         raise ConfigError("name the recipes to copy, or pass --all: astraflow recipes copy quickstart")
-    found = [find_entry(name) for name in names or ()]
-    copied = copy_all(to, force=force) if everything else copy_entries(found, to, force=force)
+    chosen = [find_entry(name) for name in names or ()]
+    copied = copy_all(to, force=force) if everything else copy_entries(chosen, to, force=force)
     for place in copied:
         print(to / place)
-    _tell_how_to_run(found, to)
+    _tell_how_to_run(chosen, to)
 
 
-def _tell_how_to_run(found: "list[GalleryItem]", to: Path) -> None:
+def _tell_how_to_run(items: "list[GalleryItem]", to: Path) -> None:
     """Prints the commands that run the copied recipes."""
     from astraflow.addons.gallery.copies import specs_of
     from astraflow.addons.gallery.listing import place_of
 
-    chosen = [entry for entry in found if entry.kind == "recipe"]
+    chosen = [entry for entry in items if entry.kind == "recipe"]
     if not chosen:
         return
     print("\nNow run:")

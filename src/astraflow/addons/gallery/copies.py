@@ -12,6 +12,7 @@ from pathlib import Path
 from astraflow.errors import DataError
 from astraflow.recipe.document import full_mapping
 from astraflow.recipe.gallery import FOLDERS, PROJECT, SPECS, GalleryItem, gallery_root
+from astraflow.user_input.new_folder import is_free
 from astraflow.user_input.yaml_files import parts_of
 
 __all__ = ["copy_all", "copy_entries", "copy_project", "specs_of"]
@@ -34,8 +35,8 @@ def copy_entries(chosen: Sequence[GalleryItem], to: Path, *, force: bool = False
 def copy_all(to: Path, *, force: bool = False) -> list[Path]:
     """Copies the entire gallery, like `copy_entries`."""
     root = gallery_root()
-    found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if _is_content(path)]
-    return _copy({path.relative_to(root): path for path in found}, to, force=force)
+    paths = [path for folder in FOLDERS for path in (root / folder).rglob("*") if _is_content(path)]
+    return _copy({path.relative_to(root): path for path in paths}, to, force=force)
 
 
 def specs_of(entry: GalleryItem) -> list[tuple[str, str]]:
@@ -52,7 +53,7 @@ def copy_project(to: Path) -> list[Path]:
 
     Raises: DataError if the folder exists and is not empty.
     """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    if not is_free(to):
         raise DataError(f"{to} exists and is not an empty folder; choose another one")
     source = gallery_root() / PROJECT
     files = {path.relative_to(source): path for path in source.rglob("*") if _is_content(path)}
@@ -81,14 +82,14 @@ def _copy(files: dict[Path, Path], to: Path, *, force: bool) -> list[Path]:
 
 def _needed_by(path: Path, root: Path) -> list[Path]:
     """Returns a file and all files of the gallery that it refers to, directly or indirectly."""
-    seen: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     waiting = parts_of(path)[1] or [path]
     while waiting:
         current = waiting.pop()
-        if current not in seen:
-            seen[current] = None
+        if current not in files:
+            files[current] = None
             waiting += [other for other in _named_in(current, root) if other.is_file()]
-    return list(seen)
+    return list(files)
 
 
 def _named_in(path: Path, root: Path) -> Iterator[Path]:

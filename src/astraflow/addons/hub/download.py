@@ -6,9 +6,9 @@ HF_ENDPOINT, HF_TOKEN, and HF_HUB_OFFLINE.
 """
 
 import errno
+import glob
 import json
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -38,7 +38,8 @@ def download_model(model: str, tell: Callable[[str], None]) -> str:
     from huggingface_hub import constants
 
     cached = f"{name}@{model_path(model).name}" if is_cached(model) else ""
-    if constants.HF_HUB_OFFLINE or _is_set("TRANSFORMERS_OFFLINE"):
+    is_offline = os.environ.get("TRANSFORMERS_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    if constants.HF_HUB_OFFLINE or is_offline:
         if cached:
             return cached
         raise DataError(
@@ -70,7 +71,7 @@ def _download(name: str, revision: str, tell: Callable[[str], None]) -> str:
         f"files, {_size(total)}"
     )
     with _report_progress(cache_folder() / f"models--{name.replace('/', '--')}" / "blobs", total, tell):
-        path = download(name, revision=revision, allow_patterns=[_literal(file) for file in chosen])
+        path = download(name, revision=revision, allow_patterns=[glob.escape(file) for file in chosen])
     check_weight_files(Path(path))
     return Path(path).name
 
@@ -105,11 +106,11 @@ def _report_progress(blobs: Path, total: int, tell: Callable[[str], None]) -> Ge
         yield
         return
     disable_progress_bars()
-    ended = threading.Event()
+    end = threading.Event()
     before = _bytes_in(blobs)
 
     def watch() -> None:
-        while not ended.wait(_LINE_EVERY_S):
+        while not end.wait(_LINE_EVERY_S):
             tell(f"fetched {_size(_bytes_in(blobs) - before)} of {_size(total)}")
 
     watcher = threading.Thread(target=watch, name="download", daemon=True)
@@ -117,7 +118,7 @@ def _report_progress(blobs: Path, total: int, tell: Callable[[str], None]) -> Ge
     try:
         yield
     finally:
-        ended.set()
+        end.set()
         watcher.join()
 
 
@@ -129,15 +130,6 @@ def _bytes_in(folder: Path) -> int:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
-
-
-def _literal(name: str) -> str:
-    """Returns a pattern that matches only this file name."""
-    return re.sub(r"([*?\[])", r"[\1]", name)
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def _is_unreachable(error: BaseException) -> bool:

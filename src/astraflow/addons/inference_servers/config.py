@@ -97,8 +97,8 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
             return ()
         variables = [f"{name}={value}" for name, value in self.env.items()]
         parts = [(), *(own.args for own in self.servers.values())]
-        found = [shlex.join([*variables, self.python, *self.args, *args]) for args in parts]
-        return tuple(dict.fromkeys(found))
+        lines = [shlex.join([*variables, self.python, *self.args, *args]) for args in parts]
+        return tuple(dict.fromkeys(lines))
 
     def for_policy(self, name: str) -> Self:
         """Returns the config of a policy's servers, in a process that sees the GPUs of its service.
@@ -136,7 +136,7 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         Raises: ConfigError if `args` has an option of another server, or `python` doesn't exist, or lacks the
         server.
         """
-        from astraflow.addons.inference_servers.server_check import check_python
+        from astraflow.addons.inference_servers.server_process import check_python
 
         given = [
             arg.partition("=")[0]
@@ -192,7 +192,7 @@ class VllmEngineConfig(ServerEngineConfig):
 
     def make(self) -> Callable[[WeightSnapshot], Engine]:
         """Starts a server per policy, unless `attach` names one."""
-        from astraflow.addons.inference_servers.sleeping_engine import SleepingServerEngine
+        from astraflow.addons.inference_servers.server_engine import SleepingServerEngine
         from astraflow.addons.inference_servers.vllm_api import VllmApi
 
         return partial(SleepingServerEngine, VllmApi(), self)

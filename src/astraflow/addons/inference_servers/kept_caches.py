@@ -29,15 +29,13 @@ def audit_kept_caches(run_dir: Path) -> tuple[Sequence[str], Sequence[str]]:
     journal = RunFolder(run_dir).journal
     try:
         with JournalReader(journal) as reader:
-            if not any(_keeps_caches(plan.recipe) for _, plan in reader.plans()):
-                return (), ()
-            return _count(journal, reader), ()
+            for _, plan in reader.plans():
+                engine = json.loads(plan.recipe).get("rollout", {}).get("engine", {})
+                if engine.get("on_update") == "keep":
+                    return _count(journal, reader), ()
+            return (), ()
     except JournalError:
         return (), ()
-
-
-def _keeps_caches(recipe: str) -> bool:
-    return json.loads(recipe).get("rollout", {}).get("engine", {}).get("on_update") == "keep"
 
 
 def _count(journal: Path, reader: JournalReader) -> list[str]:

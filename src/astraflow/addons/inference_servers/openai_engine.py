@@ -302,8 +302,8 @@ def _body(model: str, messages: Sequence[Message], sampling: Sampling) -> dict[s
 
 def _model_names(text: str) -> list[str]:
     try:
-        listed = cast("Mapping[str, Any]", json.loads(text))
-        return [str(entry["id"]) for entry in listed.get("data") or ()]
+        reply = cast("Mapping[str, Any]", json.loads(text))
+        return [str(entry["id"]) for entry in reply.get("data") or ()]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []
 
@@ -331,8 +331,8 @@ def _answer(reply: Mapping[str, Any], url: str) -> tuple[Message, FinishReason]:
         choice = cast("Mapping[str, Any]", reply["choices"][0])
         content = _with_reasoning(choice["message"])
     except (KeyError, IndexError, TypeError) as err:
-        told = json.dumps(reply)[:_MAX_TOLD]
-        raise RolloutError(f"{url} answered without choices[0].message.content: {told}") from err
+        excerpt = json.dumps(reply)[:_MAX_TOLD]
+        raise RolloutError(f"{url} answered without choices[0].message.content: {excerpt}") from err
     finish_reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
     return Message(role="assistant", content=content), finish_reason
 

@@ -24,11 +24,11 @@ __all__ = [
     "NEUTRAL",
     "UNLIMITED_S",
     "Address",
-    "Command",
+    "CompletionPart",
     "Gauges",
     "LabelSpan",
-    "Part",
     "ServerApi",
+    "ServerCommand",
     "ServerHttp",
     "read_gauges",
 ]
@@ -61,7 +61,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ServerCommand:
     """How a server is started."""
 
     argv: tuple[str, ...]
@@ -78,7 +78,7 @@ class LabelSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CompletionPart:
     """The result of one request: a complete completion, or the beginning of an aborted one."""
 
     token_ids: tuple[int, ...]
@@ -218,7 +218,7 @@ class ServerApi(Protocol):
 
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
-    ) -> Command:
+    ) -> ServerCommand:
         """Builds the command that starts a server with the weights in `model`, whose name is `label`."""
         ...
 
@@ -235,7 +235,7 @@ class ServerApi(Protocol):
         max_tokens: int,
         media: Media,
         stop_ids: Sequence[int],
-    ) -> Part:
+    ) -> CompletionPart:
         """Completes tokens until one of `stop_ids`, which is part of the completion. Has no time limit.
 
         `media` contains the images that the tokens stand for, if `blindness` is empty.

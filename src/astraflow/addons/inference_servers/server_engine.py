@@ -19,14 +19,13 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import KEPT_KV, ServerEngineConfig, keeps_cache
-from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp
-from astraflow.addons.inference_servers.server_life import Served, ServerLife
+from astraflow.addons.inference_servers.server_api import CompletionPart, Gauges, ServerApi, ServerHttp
+from astraflow.addons.inference_servers.server_life import ServerLife, ServingState
 from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
 from astraflow.errors import (
@@ -45,7 +44,7 @@ from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, GenerateRequest, Generation, Stream
 from astraflow.types.host_tensors import WeightSnapshot
 
-__all__ = ["PolicyServer", "ServerEngine"]
+__all__ = ["PolicyServer", "ServerEngine", "SleepingServerEngine"]
 
 _log = logging.getLogger(__name__)
 
@@ -235,7 +234,7 @@ class PolicyServer:
         self._keeps_cache = keeps_cache(config)
         self._id = secrets.token_hex(4)
         """Prefix of the labels of weights that this slot loaded, to distinguish them from other weights."""
-        self._served = Served()
+        self._served = ServingState()
         self._life = ServerLife(
             api,
             config,
@@ -285,7 +284,7 @@ class PolicyServer:
         tokens: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
-        kept: list[bool] = []
+        is_old: list[bool] = []
         num_cuts = self._num_cuts
         with self._holding(request):
             while True:
@@ -295,17 +294,20 @@ class PolicyServer:
                 own = self._versions(part)
                 versions += own
                 # vLLM may have computed their context before the version that sampled them came.
-                kept += [version != sent for version in own]
+                is_old += [version != sent for version in own]
                 is_whole = part.end != "abort" or len(tokens) >= max_tokens
                 if is_whole or self._num_cuts > num_cuts:
                     break
         self._life.note_work()
+        finish_reason = "abort"
+        if is_whole:
+            finish_reason = "stop" if part.end == "stop" else "length"
         return Generation(
             token_ids=tuple(tokens),
             logprobs=tuple(logprobs),
             versions=tuple(versions),
-            finish_reason=_finish_reason(part) if is_whole else "abort",
-            streams=(Stream(name=KEPT_KV, dtype="uint8", data=bytes(kept)),) if self._keeps_cache else (),
+            finish_reason=finish_reason,
+            streams=(Stream(name=KEPT_KV, dtype="uint8", data=bytes(is_old)),) if self._keeps_cache else (),
         )
 
     async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
@@ -408,7 +410,7 @@ class PolicyServer:
 
     async def _part(
         self, request: GenerateRequest, tokens: tuple[int, ...], max_tokens: int
-    ) -> tuple[Part, int]:
+    ) -> tuple[CompletionPart, int]:
         """Returns the result of one request, and the version that was served when it was sent.
 
         A part whose version is uncertain is generated again.
@@ -465,7 +467,7 @@ class PolicyServer:
             if not self._num_holders:
                 self._unheld.set()
 
-    def _versions(self, part: Part) -> list[int]:
+    def _versions(self, part: CompletionPart) -> list[int]:
         """Returns the version of each token of a part.
 
         Raises: RolloutError if a token's version is unknown.
@@ -539,8 +541,30 @@ class PolicyServer:
         await asyncio.to_thread(self._folder.keep_only, model)
 
 
-def _finish_reason(part: Part) -> Literal["stop", "length"]:
-    return "stop" if part.end == "stop" else "length"
+class SleepingServerEngine(ServerEngine):
+    """Also implements `SleepingEngine` of the add-on `lending`.
+
+    Example: see `ServerEngine`; then `await engine.sleep()`.
+    """
+
+    def __init__(self, api: VllmApi, config: ServerEngineConfig, snapshot: WeightSnapshot) -> None:
+        super().__init__(api, config, snapshot)
+        self._sleeping_api = api
+
+    async def cut(self) -> None:
+        """Ends all requests now, with the finish reason `abort`."""
+        for slot in self.slots.values():
+            await slot.cut(self._sleeping_api)
+
+    async def sleep(self) -> None:
+        """Frees the memory of the GPU. Raises: UnavailableError or RefusedError if a server doesn't sleep."""
+        for slot in self.slots.values():
+            await slot.sleep(self._sleeping_api)
+
+    async def wake(self) -> None:
+        """Generates again. Raises: UnavailableError or RefusedError if a server doesn't wake up."""
+        for slot in self.slots.values():
+            await slot.wake(self._sleeping_api)
 
 
 def _vocab_size(snapshot: WeightSnapshot) -> int:

@@ -4,10 +4,10 @@
     run    starts and ends of     `ready`, `gauges`, a     readiness, the server's end  the kernel,
            the server, distrust   failure, `changed`       (a look every second)        the clock, `distrust`
 
-Each start serves what the owner's `Served` specifies at that time. A server that dies, stops answering, or is
-distrusted is restarted. A server that somebody else runs can't be restarted from here, so it gets the owner's
-weights again instead. If the server ends `_MAX_CRASHES` times in a row without finishing a request in
-between, `run` gives up.
+Each start serves what the owner's `ServingState` specifies at that time. A server that dies, stops answering,
+or is distrusted is restarted. A server that somebody else runs can't be restarted from here, so it gets the
+owner's weights again instead. If the server ends `_MAX_CRASHES` times in a row without finishing a request
+in between, `run` gives up.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from pathlib import Path
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import Address, Gauges, ServerApi, ServerHttp
 from astraflow.addons.inference_servers.server_process import (
-    ServerProcess,
+    EngineServerProcess,
     server_environment,
     server_program,
 )
@@ -37,7 +37,7 @@ from astraflow.errors import (
     UnavailableError,
 )
 
-__all__ = ["Served", "ServerLife"]
+__all__ = ["ServerLife", "ServingState"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses for which a retry may help. Any other refusal is the request's own fault."""
 
 
-class Served:
+class ServingState:
     """What a server should serve. Its owner changes it under the lock."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class ServerLife:
         self,
         api: ServerApi,
         config: ServerEngineConfig,
-        served: Served,
+        served: ServingState,
         *,
         name: str,
         url: str,
@@ -94,7 +94,7 @@ class ServerLife:
         self._folder = folder
         self._changed = changed
         self._http: ServerHttp | None = None
-        self._process: ServerProcess | None = None
+        self._process: EngineServerProcess | None = None
         self._distrusted = asyncio.Event()
         self._num_crashes = 0
         """Number of times that the server ended since a completion was last finished."""
@@ -247,7 +247,7 @@ class ServerLife:
             self._config, python=python, model=self._served.model, address=address, label=label
         )
         async with start_turn(self.name, server_environment(command.env)):
-            self._process = await ServerProcess.start(
+            self._process = await EngineServerProcess.start(
                 self.name, command.argv, env=command.env, folder=self._folder
             )
             await self._until_ready(http)

@@ -19,8 +19,9 @@ from astraflow.service.keeper import KEEP
 from astraflow.service.kept_process import Care, KeptProcess, OutputLines
 from astraflow.service.loopback import proxy_exemptions
 from astraflow.service.memory import MemoryRecord
+from astraflow.user_input.interpreters import ask_program, last_line
 
-__all__ = ["ServerProcess", "server_environment", "server_program"]
+__all__ = ["EngineServerProcess", "check_python", "server_environment", "server_program"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +49,13 @@ def server_program(python: str) -> str:
 
     Raises: ConfigError if the program doesn't exist.
     """
-    found = shutil.which(str(Path(python).expanduser()))
-    if found is None:
+    path = shutil.which(str(Path(python).expanduser()))
+    if path is None:
         raise ConfigError(
             f"rollout.engine.python = {python!r} isn't a program on this machine; expected the Python of an "
             "environment that has the server installed (docs/models.md#engines says how to make one)"
         )
-    return str(Path.cwd() / found)
+    return str(Path.cwd() / path)
 
 
 def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -86,7 +87,7 @@ def _looked_up(name: str, value: str) -> str:
     )
 
 
-class ServerProcess:
+class EngineServerProcess:
     """One start of a server. Example: `server = await ServerProcess.start(...)`; `await server.stop()`."""
 
     def __init__(self, process: KeptProcess, output: OutputLines) -> None:
@@ -99,7 +100,7 @@ class ServerProcess:
     @classmethod
     async def start(
         cls, name: str, argv: Sequence[str], *, env: Mapping[str, str], folder: Path
-    ) -> "ServerProcess":
+    ) -> "EngineServerProcess":
         """Starts a program in `folder`, which the keeper deletes if this process dies.
 
         Raises: ConfigError if the program can't be started; DeadlineError if its keeper can't.
@@ -154,3 +155,26 @@ def _names_error(line: str) -> bool:
     """Checks whether a line contains something like `ValueError: no such head`. Takes linear time."""
     names = (match[0].rpartition(":")[0] for match in _ERROR.finditer(line))
     return any(name.endswith(("Error", "Exception")) for name in names) and not _LOWER_LEVEL.search(line)
+
+
+def check_python(name: str, *, library: str, env: Mapping[str, str]) -> None:
+    """Checks the Python of an engine's server.
+
+    Raises: ConfigError if it doesn't exist or doesn't have the server installed.
+    """
+    python = server_program(name)
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
+    where = f"rollout.engine.python = {name!r}"
+    try:
+        answer = ask_program([python, "-c", find], env=server_environment(env))
+    except OSError as err:
+        raise ConfigError(
+            f"{where} cannot be run: {err.strerror}; expected the Python of an environment that has "
+            f"{library} installed"
+        ) from err
+    if answer.returncode:
+        reason = last_line(answer.stderr)
+        raise ConfigError(
+            f"{where} has no {library}{f': {reason}' if reason else ''}; install it there, e.g. with "
+            f"`{python} -m pip install {library}`, or name another Python"
+        )

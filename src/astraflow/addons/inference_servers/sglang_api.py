@@ -21,10 +21,10 @@ from astraflow.addons.inference_servers.server_api import (
     NEUTRAL,
     UNLIMITED_S,
     Address,
-    Command,
+    CompletionPart,
     Gauges,
     LabelSpan,
-    Part,
+    ServerCommand,
     ServerHttp,
     read_gauges,
 )
@@ -63,7 +63,7 @@ class SglangApi:
 
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
-    ) -> Command:
+    ) -> ServerCommand:
         """Starts `sglang.launch_server` on a loopback port, with its own key."""
         options = {
             "--model-path": str(model),
@@ -83,7 +83,7 @@ class SglangApi:
             *config.args,  # last, so that the recipe's own options take precedence
         )
         env = {"OMP_NUM_THREADS": str(config.num_threads), **config.env, _KEY_VARIABLE: address.key}
-        return Command(argv, env)
+        return ServerCommand(argv, env)
 
     async def check(self, http: ServerHttp) -> None:
         """Checks the server's interface. Raises: ConfigError if it is too old to name its weights."""
@@ -99,7 +99,7 @@ class SglangApi:
         max_tokens: int,
         media: Media,
         stop_ids: Sequence[int],
-    ) -> Part:
+    ) -> CompletionPart:
         """Sends one request. SGLang uses its seed only with `--enable-deterministic-inference`."""
         assert not media, "the engine refuses images"
         params: dict[str, object] = {
@@ -204,15 +204,15 @@ class _Meta(msgspec.Struct):
     completion_tokens: int = -1
 
 
-def _part(meta: _Meta) -> Part:
-    """Converts the metadata of an answer to a `Part`.
+def _part(meta: _Meta) -> CompletionPart:
+    """Converts the metadata of an answer to a `CompletionPart`.
 
     Raises: ValueError if the numbers of logprobs and tokens differ.
     """
     rows = meta.output_token_logprobs
     if meta.completion_tokens >= 0 and len(rows) != meta.completion_tokens:
         raise ValueError(f"{len(rows)} logprobs for {meta.completion_tokens} tokens")
-    return Part(
+    return CompletionPart(
         token_ids=tuple(row[1] for row in rows),
         logprobs=tuple(row[0] for row in rows),
         labels=(LabelSpan(meta.weight_version, 0, len(rows)),) if rows else (),

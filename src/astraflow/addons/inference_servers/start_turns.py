@@ -58,25 +58,25 @@ def user_folder(name: str) -> Path:
 
 def _lock_modes(env: Mapping[str, str]) -> dict[str, int]:
     """Which locks a start needs, and whether it shares them."""
-    listed = env.get(VISIBLE)
-    if listed is None:
+    visible = env.get(VISIBLE)
+    if visible is None:
         return {_ALL: fcntl.LOCK_EX} if any(path.exists() for path in _DRIVER_FILES) else {}
-    gpus = sorted({gpu.strip() for gpu in listed.split(",") if gpu.strip()})
+    gpus = sorted({gpu.strip() for gpu in visible.split(",") if gpu.strip()})
     return {_ALL: fcntl.LOCK_SH, **dict.fromkeys(gpus, fcntl.LOCK_EX)} if gpus else {}
 
 
 def _try_locks(modes: Mapping[str, int]) -> list[int] | None:
     """Takes all locks, or none of them. Returns the open files; None if another start holds one."""
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as on_failure:
         files: list[int] = []
         for gpu, mode in modes.items():
             path = user_folder("gpus") / f"{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}.lock"
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            opened.callback(os.close, file)
+            on_failure.callback(os.close, file)
             try:
                 fcntl.flock(file, mode | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
             files.append(file)
-        opened.pop_all()
+        on_failure.pop_all()
         return files

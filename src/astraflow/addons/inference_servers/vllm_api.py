@@ -26,10 +26,10 @@ from astraflow.addons.inference_servers.server_api import (
     NEUTRAL,
     UNLIMITED_S,
     Address,
-    Command,
+    CompletionPart,
     Gauges,
     LabelSpan,
-    Part,
+    ServerCommand,
     ServerHttp,
     read_gauges,
 )
@@ -65,7 +65,7 @@ class VllmApi:
 
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
-    ) -> Command:
+    ) -> ServerCommand:
         """Starts the module behind `vllm serve`, which exists even if the distribution has another name.
 
         `label` is not used here, because `set_label` sends it to vLLM once the server is ready.
@@ -96,7 +96,7 @@ class VllmApi:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with the trainer
             **config.env,
         }
-        return Command(argv, env)
+        return ServerCommand(argv, env)
 
     async def check(self, http: ServerHttp) -> None:
         """Checks the server. Raises: ConfigError if it lacks an interface that this engine needs."""
@@ -125,7 +125,7 @@ class VllmApi:
         max_tokens: int,
         media: Media,
         stop_ids: Sequence[int],
-    ) -> Part:
+    ) -> CompletionPart:
         """Sends one request, after one request for each image."""
         params: dict[str, object] = {
             "temperature": sampling.temperature,
@@ -143,8 +143,8 @@ class VllmApi:
             params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         body: dict[str, object] = {"token_ids": list(token_ids), "sampling_params": params}
         if media:
-            shown = await asyncio.gather(*[_rendered(http, each.uri) for each in media])
-            body["features"] = _features(token_ids, media, shown)
+            pictures = await asyncio.gather(*[_rendered(http, each.uri) for each in media])
+            body["features"] = _features(token_ids, media, pictures)
         reply = await http.post(_GENERATE, body, timeout_s=UNLIMITED_S)
         try:
             return _part(msgspec.convert(reply["choices"][0], _Choice))
@@ -238,13 +238,13 @@ async def _rendered(http: ServerHttp, uri: str) -> _Rendered:
         raise UnavailableError(f"{http.url}{_RENDER}: unexpected answer: {str(reply)[:300]}") from err
 
 
-def _features(token_ids: Sequence[int], media: Media, shown: Sequence[_Rendered]) -> dict[str, object]:
+def _features(token_ids: Sequence[int], media: Media, pictures: Sequence[_Rendered]) -> dict[str, object]:
     """Converts the images for a completion request, each at its position among our tokens.
 
     Raises: RefusedError if the server uses a different number of tokens for an image.
     """
     places: list[dict[str, int]] = []
-    for each, rendered in zip(media, shown, strict=True):
+    for each, rendered in zip(media, pictures, strict=True):
         (place,) = rendered.mm_placeholders[IMAGE]
         end = each.start + place.length
         piece = token_ids[each.start]
@@ -256,9 +256,9 @@ def _features(token_ids: Sequence[int], media: Media, shown: Sequence[_Rendered]
             )
         places.append({"offset": each.start, "length": place.length})
     return {
-        "mm_hashes": {IMAGE: [one for each in shown for one in each.mm_hashes[IMAGE]]},
+        "mm_hashes": {IMAGE: [one for each in pictures for one in each.mm_hashes[IMAGE]]},
         "mm_placeholders": {IMAGE: places},
-        "kwargs_data": {IMAGE: [one for each in shown for one in each.kwargs_data[IMAGE]]},
+        "kwargs_data": {IMAGE: [one for each in pictures for one in each.kwargs_data[IMAGE]]},
     }
 
 
@@ -284,8 +284,8 @@ class _Choice(msgspec.Struct):
     finish_reason: Literal["stop", "length", "abort"]
 
 
-def _part(choice: _Choice) -> Part:
-    """Converts an answer to a `Part`.
+def _part(choice: _Choice) -> CompletionPart:
+    """Converts an answer to a `CompletionPart`.
 
     Raises: ValueError if the logprobs don't belong to the tokens.
     """
@@ -293,7 +293,7 @@ def _part(choice: _Choice) -> Part:
     spans = choice.weight_versions or ()
     if tuple(row.token_id for row in rows) != choice.token_ids:
         raise ValueError(f"{len(rows)} logprobs for {len(choice.token_ids)} tokens")
-    return Part(
+    return CompletionPart(
         token_ids=choice.token_ids,
         logprobs=tuple(row.logprob for row in rows),
         labels=tuple(LabelSpan(span.version, span.start, span.end) for span in spans),

@@ -55,8 +55,8 @@ class ModelJudge:
         A judge whose reply has no clear verdict is asked once more, for the verdict alone.
         """
         config = self._config
-        shown = {"prompt": task.prompt, "answer": task.answer, "text": text}
-        messages = [Message(role="user", content=_MARK.sub(lambda mark: shown[mark[1]], config.prompt))]
+        texts = {"prompt": task.prompt, "answer": task.answer, "text": text}
+        messages = [Message(role="user", content=_MARK.sub(lambda mark: texts[mark[1]], config.prompt))]
         reply = await self._ask(task, messages, policies)
         verdict = last_choice(reply, tuple(config.verdicts))
         if not verdict:
@@ -81,10 +81,12 @@ class ModelJudge:
                 "raise rollout.engine.max_context",
                 is_retryable=False,
             )
+        # The seed comes from the question, so that the same question gets the same answer in every attempt.
+        digest = hashlib.blake2b(messages[0].content.encode(), digest_size=4).digest()
         sampling = Sampling(
             temperature=0.0,
             max_tokens=min(max_context - len(prompt), self._config.max_tokens),
-            seed=_seed(messages[0].content),
+            seed=int.from_bytes(digest) >> 1,
         )
         generation = await engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling, version=-1))
         if generation.finish_reason == "abort":
@@ -109,8 +111,3 @@ class ModelJudge:
                 is_retryable=False,
             )
         return hosted.engine, hosted.renderer
-
-
-def _seed(question: str) -> int:
-    """Derives a seed from the question, so that the same question gets the same answer in every attempt."""
-    return int.from_bytes(hashlib.blake2b(question.encode(), digest_size=4).digest()) >> 1

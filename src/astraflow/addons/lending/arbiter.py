@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from astraflow.addons.lending.batch_forecast import BatchForecast
-from astraflow.addons.lending.baton import Baton, Message, Orders, Tenant, Use
+from astraflow.addons.lending.baton import Baton, BatonMessage, Orders, Tenant, Use
 from astraflow.addons.lending.decision import Side, SwitchTimes, TrainerView, choose_side
 from astraflow.addons.lending.pairs import has_emulated_devices, keep_fracs, pairs_of
 from astraflow.addons.lending.turns import KEEP_VARIABLE, PAUSE_VARIABLE, receive
@@ -227,15 +227,18 @@ class LendingPool(Pool):
 
     def _read(self, device: _Device, tenant: Tenant, connection: socket.socket) -> None:
         message, _, number = receive(connection).partition(" ")
-        if message == Message.WANT:
+        if message == BatonMessage.WANT:
             device.wishes[tenant] = number
             self._obey(device, device.baton.want(tenant))
-        elif message == Message.HERE:
-            self._send(device, tenant, Message.HERE)
-        elif message == Message.BEGIN:
+        elif message == BatonMessage.HERE:
+            self._send(device, tenant, BatonMessage.HERE)
+        elif message == BatonMessage.BEGIN:
             self._obey(device, device.baton.begin(tenant))
-            self._note_begin(device, tenant)
-        elif message == Message.FREE:
+            if tenant == "rollout":
+                device.enter_s = (self._now_ns() - device.taken_ns) / 1e9
+            else:
+                self._note_switch(device)
+        elif message == BatonMessage.FREE:
             has_begun = device.baton.has_begun
             self._obey(device, device.baton.free(tenant))
             if tenant == "trainer" and not has_begun:
@@ -268,22 +271,15 @@ class LendingPool(Pool):
         if device.use != device.baton.use:
             self._change_use(device)
         for tenant, message in orders:
-            if message == Message.GIVE:
+            if message == BatonMessage.GIVE:
                 device.asked_ns = self._now_ns()
-            if message == Message.TAKE:
+            if message == BatonMessage.TAKE:
                 device.taken_ns = self._now_ns()
             self._send(device, tenant, message)
 
-    def _send(self, device: _Device, tenant: Tenant, message: Message) -> None:
+    def _send(self, device: _Device, tenant: Tenant, message: BatonMessage) -> None:
         with contextlib.suppress(OSError):  # its end is read later
             device.tenants[tenant].send(f"{message} {device.wishes.get(tenant, '')}".encode())
-
-    def _note_begin(self, device: _Device, tenant: Tenant) -> None:
-        """Notes what it cost to come to this tenant."""
-        if tenant == "rollout":
-            device.enter_s = (self._now_ns() - device.taken_ns) / 1e9
-        else:
-            self._note_switch(device)
 
     def _note_switch(self, device: _Device) -> None:
         """Notes what it cost to take the device back, if that has just been done."""

@@ -25,9 +25,9 @@ def audit_lending(run_dir: Path) -> tuple[Sequence[str], Sequence[str]]:
     for device in dict.fromkeys(use.device for use in uses):
         own = [use for use in uses if use.device == device]
         sums = seconds_by_use(own)
-        shown = " + ".join(f"{use} {seconds:.3f}" for use, seconds in sums.items())
+        parts = " + ".join(f"{use} {seconds:.3f}" for use, seconds in sums.items())
         num_unknown = sum(not use.is_end_known for use in own)
         what = f"{num_unknown} use{'s' if num_unknown > 1 else ''}"
         unknown = f"; {what} ended later, when the launcher was killed" if num_unknown else ""
-        lines.append(f"device of {device}: {sum(sums.values()):.3f} s = {shown}{unknown}")
+        lines.append(f"device of {device}: {sum(sums.values()):.3f} s = {parts}{unknown}")
     return [*lines, *(f"warning: {problem}" for problem in find_problems(uses))], ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-__all__ = ["Baton", "Message", "Orders", "Tenant", "Use"]
+__all__ = ["Baton", "BatonMessage", "Orders", "Tenant", "Use"]
 
 Tenant = Literal["trainer", "rollout"]
 Use = Literal["generate", "train", "switch", "idle"]
@@ -22,7 +22,7 @@ Use = Literal["generate", "train", "switch", "idle"]
 brings its memory back."""
 
 
-class Message(StrEnum):
+class BatonMessage(StrEnum):
     """What a tenant and the arbiter say to each other."""
 
     WANT = "want"
@@ -39,7 +39,7 @@ class Message(StrEnum):
     """A tenant that waits says this now and then, and the arbiter answers with the same."""
 
 
-Orders = tuple[tuple[Tenant, Message], ...]
+Orders = tuple[tuple[Tenant, BatonMessage], ...]
 """Messages that the arbiter must send."""
 
 
@@ -99,11 +99,11 @@ class Baton:
             return self._give("rollout")
         if self.holder == "rollout" and not self.is_asked_back and (is_wanted or not self.is_lent):
             self.is_asked_back = True
-            return (("rollout", Message.GIVE),)
+            return (("rollout", BatonMessage.GIVE),)
         return ()
 
     def _give(self, tenant: Tenant) -> Orders:
         self.wanting.discard(tenant)
         self.holder = tenant
         self.has_begun = self.begins_at_once
-        return ((tenant, Message.TAKE),)
+        return ((tenant, BatonMessage.TAKE),)

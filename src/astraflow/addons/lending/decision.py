@@ -32,8 +32,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 __all__ = [
-    "Choice",
     "Crew",
+    "LendingChoice",
     "Reason",
     "Rules",
     "Side",
@@ -68,7 +68,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LendingChoice:
     """The side on which a trainer's devices should be now, and why."""
 
     side: Side
@@ -159,23 +159,23 @@ class Crew:
     the trainer that needs longest gets most, and each gets one as long as there are any."""
 
 
-def choose_side(view: TrainerView, rules: Rules = Rules()) -> Choice:
+def choose_side(view: TrainerView, rules: Rules = Rules()) -> LendingChoice:
     """Returns where the trainer's devices should be now."""
     if not view.steps_left:
-        return Choice(Side.GENERATE, Reason.DONE)
+        return LendingChoice(Side.GENERATE, Reason.DONE)
     if view.num_ready:
-        return Choice(Side.TRAIN, Reason.BATCH_READY)
+        return LendingChoice(Side.TRAIN, Reason.BATCH_READY)
     if view.waits_for_tickets and view.missing_s <= view.times.mean_s:
-        return Choice(Side.TRAIN, Reason.BATCH_NEAR)
+        return LendingChoice(Side.TRAIN, Reason.BATCH_NEAR)
     if view.side == Side.GENERATE:
-        return Choice(Side.GENERATE, Reason.LENT)
+        return LendingChoice(Side.GENERATE, Reason.LENT)
     if view.lent_step == view.step:
-        return Choice(Side.TRAIN, Reason.LENT_ALREADY)
+        return LendingChoice(Side.TRAIN, Reason.LENT_ALREADY)
     if view.step < view.times.paused_until:
-        return Choice(Side.TRAIN, Reason.PAUSED)
+        return LendingChoice(Side.TRAIN, Reason.PAUSED)
     if view.wait_s <= 2 * view.times.mean_s * _margin(view, rules):
-        return Choice(Side.TRAIN, Reason.TOO_SHORT)
-    return Choice(Side.GENERATE, Reason.LENT)
+        return LendingChoice(Side.TRAIN, Reason.TOO_SHORT)
+    return LendingChoice(Side.GENERATE, Reason.LENT)
 
 
 def _margin(view: TrainerView, rules: Rules) -> float:

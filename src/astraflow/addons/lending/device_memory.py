@@ -87,18 +87,18 @@ def _storages(groups: Sequence[MemoryGroup]) -> list[tuple[MemoryGroup, list[Unt
     belongs to someone else, such as a mapped file, is left out."""
     devices = {tensor.device for group in groups for tensor in group.tensors}
     on_device = {device for device in devices if device.type != "cpu"} or devices
-    found: list[tuple[MemoryGroup, list[UntypedStorage]]] = []
-    seen: set[int] = set()
+    storages: list[tuple[MemoryGroup, list[UntypedStorage]]] = []
+    addresses: set[int] = set()
     for group in groups:
         own: list[UntypedStorage] = []
         for tensor in group.tensors:
             storage = tensor.untyped_storage()
             is_wanted = tensor.device in on_device and storage.nbytes() and storage.resizable()
-            if is_wanted and storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
+            if is_wanted and storage.data_ptr() not in addresses:
+                addresses.add(storage.data_ptr())
                 own.append(storage)
-        found.append((group, own))
-    return found
+        storages.append((group, own))
+    return storages
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:

@@ -54,13 +54,13 @@ def gpu_of_service(recipe: Recipe, service: str) -> str:
     """The GPUs of a rollout service, joined by commas; empty if it uses none."""
     engine = recipe.rollout.engine
     lists = recipe.rollout.gpus
-    seen = lists[int(service.rpartition("-")[2]) % len(lists)].split(",") if lists else []
+    gpus = lists[int(service.rpartition("-")[2]) % len(lists)].split(",") if lists else []
     if isinstance(engine, TorchEngineConfig):
         kind, _, number = engine.device.partition(":")
         if kind != "cuda":
             return ""
-        return seen[int(number or 0)].strip() if lists else number or "0"
-    return ",".join(gpu.strip() for gpu in seen)
+        return gpus[int(number or 0)].strip() if lists else number or "0"
+    return ",".join(gpu.strip() for gpu in gpus)
 
 
 def generate_share(recipe: Recipe) -> float:

@@ -29,7 +29,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from functools import partial
 from pathlib import Path
 
-from astraflow.addons.lending.baton import Message
+from astraflow.addons.lending.baton import BatonMessage
 from astraflow.addons.lending.shared_engine import SharedEngine
 from astraflow.addons.lending.tenants import (
     PausingTenant,
@@ -120,14 +120,14 @@ class SharedTurns(Turns):
 
     async def __aenter__(self) -> None:
         await self._take()
-        self._send(Message.BEGIN)
+        self._send(BatonMessage.BEGIN)
 
     async def __aexit__(self, *error: object) -> None:
         # After an error, the process ends. Its memory is free once the kernel has closed the socket.
         if not any(error):
             await self._free()
         elif self._keeps_all:
-            self._send(Message.FREE)
+            self._send(BatonMessage.FREE)
 
     async def until_asked_back(self) -> None:
         """Returns when the turn must end. With pauses, only the end of the service ends it."""
@@ -135,7 +135,7 @@ class SharedTurns(Turns):
         while self._pauses:
             await self._free()
             await self._take()
-            self._send(Message.BEGIN)
+            self._send(BatonMessage.BEGIN)
             await self.is_asked_back.wait()
 
     def to_load(self) -> AbstractAsyncContextManager[None]:
@@ -200,11 +200,11 @@ class SharedTurns(Turns):
         self._has_device.clear()
         self._is_decided.clear()
         self._wish += 1
-        self._send(Message.WANT)
+        self._send(BatonMessage.WANT)
         try:
             await self._until_it_has_the_device()
         except BaseException:  # the service ends
-            self._send(Message.FREE)
+            self._send(BatonMessage.FREE)
             raise
         for tenant in self._tenants:
             await tenant.enter()
@@ -215,7 +215,7 @@ class SharedTurns(Turns):
         loop = asyncio.get_running_loop()
         self._heard_s = loop.time()
         while not (self._has_device.is_set() or self._problem):
-            self._send(Message.HERE)
+            self._send(BatonMessage.HERE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._silent_s / 4):
                     await self._is_decided.wait()
@@ -235,9 +235,9 @@ class SharedTurns(Turns):
             for tenant in self._tenants:
                 await tenant.leave()
         self._has_device.clear()
-        self._send(Message.FREE)
+        self._send(BatonMessage.FREE)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: BatonMessage) -> None:
         try:
             self._socket.send(f"{message} {self._wish}".encode())
         except OSError as err:
@@ -246,12 +246,12 @@ class SharedTurns(Turns):
     def _read(self) -> None:
         message = receive(self._socket)
         self._heard_s = asyncio.get_running_loop().time()
-        if message == f"{Message.TAKE} {self._wish}":
+        if message == f"{BatonMessage.TAKE} {self._wish}":
             self._has_device.set()
             self._is_decided.set()
-        elif message == f"{Message.GIVE} {self._wish}":
+        elif message == f"{BatonMessage.GIVE} {self._wish}":
             self.is_asked_back.set()
-        elif message.partition(" ")[0] not in (Message.TAKE, Message.GIVE, Message.HERE):
+        elif message.partition(" ")[0] not in (BatonMessage.TAKE, BatonMessage.GIVE, BatonMessage.HERE):
             self._problem = f"said {message[:40]!r}, which is not a message" if message else "hung up"
             self._is_decided.set()
             self.close()

@@ -68,7 +68,8 @@ class UseLog:
         self._size = path.read_bytes().rfind(b"\n") + 1
         os.ftruncate(self._fd, self._size)
         self._unwritten = b""
-        self.end_ns = max((_last_ns(line) for line in lines), default=0)
+        ends_ns = (line.end_ns if isinstance(line, DeviceUse) else line.begin_ns for line in lines)
+        self.end_ns = max(ends_ns, default=0)
         """The latest time in the file, as of its opening."""
         for begun in _unended(lines):
             fields = msgspec.structs.asdict(begun)
@@ -104,16 +105,16 @@ def read_uses(path: Path) -> list[DeviceUse]:
 
 def _read_lines(path: Path) -> list[UseBegin]:
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    found: list[UseBegin] = []
+    uses: list[UseBegin] = []
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
             break
         kind = DeviceUse if b'"end_ns"' in line else UseBegin
         try:
-            found.append(msgspec.json.decode(line, type=kind))
+            uses.append(msgspec.json.decode(line, type=kind))
         except ValueError as err:
             raise DataError(f"{path}: line {number} is not the use of a device: {err}") from err
-    return found
+    return uses
 
 
 def _unended(lines: Sequence[UseBegin]) -> list[UseBegin]:
@@ -125,10 +126,6 @@ def _unended(lines: Sequence[UseBegin]) -> list[UseBegin]:
         else:
             begun[line.device] = line
     return list(begun.values())
-
-
-def _last_ns(line: UseBegin) -> int:
-    return line.end_ns if isinstance(line, DeviceUse) else line.begin_ns
 
 
 def seconds_by_use(uses: Sequence[DeviceUse]) -> dict[Use, float]:

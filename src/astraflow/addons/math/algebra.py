@@ -192,7 +192,8 @@ def _equal(wanted: Any, given: Any) -> bool:
     if wanted == given:
         return True
     if isinstance(wanted, sympy.Eq) and isinstance(given, sympy.Eq):
-        return _equations_equal(wanted, given)
+        # One equation is a multiple of the other.
+        return _constant_ratio(wanted.lhs - wanted.rhs, given.lhs - given.rhs) is not None
     if isinstance(wanted, sympy.core.relational.Relational) and isinstance(
         given, sympy.core.relational.Relational
     ):
@@ -321,11 +322,6 @@ def _agreeing_points(wanted: Any, given: Any, points: Sequence[str]) -> int | No
             return None  # the slow, exact comparison of a few points is enough
         num_agreeing += 1
     return num_agreeing
-
-
-def _equations_equal(wanted: Any, given: Any) -> bool:
-    """Whether one equation is a multiple of the other."""
-    return _constant_ratio(wanted.lhs - wanted.rhs, given.lhs - given.rhs) is not None
 
 
 def _inequalities_equal(wanted: Any, given: Any) -> bool:

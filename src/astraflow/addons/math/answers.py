@@ -123,13 +123,13 @@ def _split_rounding(text: str) -> tuple[str, str] | None:
         return None
     exact = text[: about.start()].strip()
     decimal = text[about.end() :].strip(" ).")
-    shown = number_of(split_unit(decimal)[0])
+    rounding = number_of(split_unit(decimal)[0])
     value = split_unit(_sides(exact)[-1])[0] if _sides(exact) else ""
     number = number_of(value)
     size = rational_near(value) if number is None else number.value
-    if shown is None or (size is None and _is_name(value)):
+    if rounding is None or (size is None and _is_name(value)):
         return None
-    return (exact, decimal) if size is not None and shown.rounds(size) else ("", "")
+    return (exact, decimal) if size is not None and rounding.rounds(size) else ("", "")
 
 
 def _residues(gold: str, answer: str) -> bool | None:
@@ -147,8 +147,8 @@ def _residues(gold: str, answer: str) -> bool | None:
     if None in classes or (given is None and numbers[0] == numbers[1]):
         return answers_equal(*sides)
     # A number without a modulus must be the least residue itself.
-    named = (wanted is not None, given is not None)
-    is_least = all(named[i] or numbers[i] == classes[i] for i in (0, 1))
+    names_modulus = (wanted is not None, given is not None)
+    is_least = all(names_modulus[i] or numbers[i] == classes[i] for i in (0, 1))
     return is_least and classes[0] == classes[1]
 
 
@@ -227,14 +227,14 @@ def _vectors(gold: str, answer: str) -> bool | None:
 
 def _components(text: str) -> dict[str, str] | None:
     """The factor of each of `i`, `j` and `k` in a sum that has nothing else; None without `j` or `k`."""
-    found: dict[str, str] = {}
+    components: dict[str, str] = {}
     position = 0
     for term in _TERM.finditer(text):
-        if term.start() != position or term[3] in found:
+        if term.start() != position or term[3] in components:
             return None
         position = term.end()
-        found[term[3]] = term[1] + (term[2].strip() or "1")
-    return found if position == len(text) and set(found) & {"j", "k"} else None
+        components[term[3]] = term[1] + (term[2].strip() or "1")
+    return components if position == len(text) and set(components) & {"j", "k"} else None
 
 
 def _piecewise(gold: str, answer: str) -> bool | None:
@@ -269,8 +269,8 @@ def _conditions_equal(
         return answers_equal(one, other)
     if not one and not other:
         return True
-    named, rest = (one, others) if one else (other, cases)
-    return are_complements([named], [condition for _, condition in rest if condition])
+    single, rest = (one, others) if one else (other, cases)
+    return are_complements([single], [condition for _, condition in rest if condition])
 
 
 def _shapes_equal(wanted: Shape, given: Shape) -> bool:
@@ -337,16 +337,11 @@ def _same_region(gold: str, wanted: Shape, answer: str, given: Shape) -> bool:
             if _AND.search(text):
                 return False  # parts joined by `and` would be an intersection, and not the union below
             regions.append(shape.items)
+        elif shape.kind == "tuple":  # without the name that the answer may have had
+            regions.append((shape.brackets[0] + ",".join(shape.items) + shape.brackets[-1],))
         else:
-            regions.append((_bracket(shape) or text,))
+            regions.append((text,))
     return same_sets(*regions)
-
-
-def _bracket(shape: Shape) -> str:
-    """A tuple or an interval as one text without the name that it may have had; empty for other shapes."""
-    if shape.kind != "tuple":
-        return ""
-    return shape.brackets[0] + ",".join(shape.items) + shape.brackets[-1]
 
 
 # --- single values ----------------------------------------------------------------------------------

@@ -88,9 +88,9 @@ def without_chinese(text: str) -> str:
     )
     if _DENIAL.search(text) is None:
         text = _LEADING.sub("", text)
-        said = _STATEMENT.match(text)
-        if said is not None and not re.search(r"\\text\{[^{}]*$", text[: said.start("value")]):
-            text = said["value"]
+        statement = _STATEMENT.match(text)
+        if statement is not None and not re.search(r"\\text\{[^{}]*$", text[: statement.start("value")]):
+            text = statement["value"]
     return text
 
 

@@ -47,12 +47,12 @@ def boxes(text: str) -> str | None:
     If a comma, `and` or `or` joins several boxes, all of them are the answer.
     """
     openings = list(_BOX.finditer(text))[-_MAX_BOXES:]
-    found = [span for span in (_box_at(text, opening) for opening in openings) if span is not None]
-    if not found:
+    spans = [span for span in (_box_at(text, opening) for opening in openings) if span is not None]
+    if not spans:
         return None
-    start, _, content = found[-1]
+    start, _, content = spans[-1]
     contents = [content]
-    for box_start, box_end, content in reversed(found[:-1]):
+    for box_start, box_end, content in reversed(spans[:-1]):
         if box_end > start:
             continue  # this box contains the one after it
         between = text[box_end:start]
@@ -92,17 +92,21 @@ def final_answer(text: str) -> str:
     """Finds the answer that a text ends with; empty if there is none.
 
     This is the content of the last box, or else what the text calls its answer, or else the last value in the
-    text. A text without words around an answer is the answer itself.
+    text, or else its last line. A text without words around an answer is the answer itself.
     """
     boxed = boxes(text)
     if boxed is not None:
         return stated_value(boxed)
-    said = _find_said_answer(text)
-    if said is not None:
-        return stated_value(said)
+    answer = _find_said_answer(text)
+    if answer is not None:
+        return stated_value(answer)
     if not _is_prose(text):
         return stated_value(text.strip())
-    return _last_value(text)
+    values = _values(text)
+    if values:
+        return values[-1][1]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 _LONGEST_SENTENCE = 500
@@ -154,16 +158,16 @@ def stated_value(text: str) -> str:
     plain = " ".join(_DELIMITERS.sub(" ", _TEXT_COMMAND.sub(r" \1 ", text)).split()).strip(" .")
     opening = _OPENING_WORDS.match(plain)
     plain = plain[opening.end() :] if opening else plain
-    counted = _COUNTED.match(plain)
-    if counted is not None:
-        rest = counted["rest"] or ""
-        return text if _CONTRADICTION.search(rest) else counted["value"]
-    said = _STATED.match(plain)
-    if said is not None:
-        value = _AFTER_VALUE.sub("", said["value"])
-        if _WORD.search(said["subject"]) is None:
-            return f"{said['subject']} = {said['value']}"
-        is_clear = not (_CONTRADICTION.search(value) or _OTHER_STATEMENT.search(said["subject"]))
+    count = _COUNTED.match(plain)
+    if count is not None:
+        rest = count["rest"] or ""
+        return text if _CONTRADICTION.search(rest) else count["value"]
+    statement = _STATED.match(plain)
+    if statement is not None:
+        value = _AFTER_VALUE.sub("", statement["value"])
+        if _WORD.search(statement["subject"]) is None:
+            return f"{statement['subject']} = {statement['value']}"
+        is_clear = not (_CONTRADICTION.search(value) or _OTHER_STATEMENT.search(statement["subject"]))
         return value if is_clear and not _is_long(value) else text
     first = _STATED_FIRST.match(plain)
     if first is not None and not _CONTRADICTION.search(first["rest"]):
@@ -176,8 +180,8 @@ def _find_said_answer(text: str) -> str | None:
 
     If a formula follows, it is the answer. The answer of a long sentence is its first value.
     """
-    for said in reversed(list(_SAID.finditer(text))):
-        rest = text[said.end() :].lstrip(" *:\n")
+    for statement in reversed(list(_SAID.finditer(text))):
+        rest = text[statement.end() :].lstrip(" *:\n")
         span = _MATH_SPAN.match(rest)
         if span is not None and not _continues(rest[span.end() :]):
             return span.group(span.lastgroup or 0)
@@ -185,7 +189,8 @@ def _find_said_answer(text: str) -> str | None:
         sentence = (rest[: end.start()] if end else rest).strip()
         if not sentence:
             continue
-        return _first_value(sentence) if _is_long(sentence) else sentence
+        values = _values(sentence) if _is_long(sentence) else []
+        return values[0][1] if values else sentence
     return None
 
 
@@ -224,17 +229,3 @@ def _values(text: str) -> list[tuple[int, str]]:
         if not any(start <= m.start() < end for start, end, _ in spans)
     ]
     return [(end, value) for _, end, value in sorted(spans + numbers)]
-
-
-def _first_value(text: str) -> str:
-    values = _values(text)
-    return values[0][1] if values else text
-
-
-def _last_value(text: str) -> str:
-    """The last formula or number of a text; without one, the last line that is not blank."""
-    values = _values(text)
-    if values:
-        return values[-1][1]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -39,12 +39,12 @@ def _intervals(text: str) -> str:
     intervals = [_INTERVAL.fullmatch(part) for part in parts[::2]]
     if None in intervals:
         return text
-    found = [match for match in intervals if match is not None]
-    is_reversed = any(match[1] == "]" or match[4] == "[" for match in found)
-    if not is_reversed and len(found) == 1:
+    matches = [match for match in intervals if match is not None]
+    is_reversed = any(match[1] == "]" or match[4] == "[" for match in matches)
+    if not is_reversed and len(matches) == 1:
         return text  # perhaps a pair in square brackets
     parts[::2] = [
-        f"{_OPENING[match[1]]}{match[2].strip()},{match[3].strip()}{_CLOSING[match[4]]}" for match in found
+        f"{_OPENING[match[1]]}{match[2].strip()},{match[3].strip()}{_CLOSING[match[4]]}" for match in matches
     ]
     return text[:start] + " ".join(parts)
 

@@ -52,7 +52,8 @@ def shape_of(text: str) -> Shape:
         if brackets != "()" or not content.strip():
             return Shape("value", (text,))
         text = content.strip()
-    several = _parts(_CONJUNCTION.sub(";", _THOUSANDS.sub(_join, text)))
+    text = _THOUSANDS.sub(lambda number: number.group().replace(",", ""), text)
+    several = _parts(_CONJUNCTION.sub(";", text))
     if len(several) == 1:
         several = _both_signs(several[0])
     elif any(_SIGN.search(part) for part in several):
@@ -67,11 +68,6 @@ def _strip_name(text: str) -> str:
     if name and len(_parts(name)) == 1 and _inside(content) is not None:
         return content
     return text
-
-
-def _join(number: re.Match[str]) -> str:
-    """Removes the commas between the thousands of a number."""
-    return number.group().replace(",", "")
 
 
 def _set(content: str) -> Shape:

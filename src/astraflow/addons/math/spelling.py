@@ -306,8 +306,8 @@ def _without_binomials(text: str) -> str:
     text = _CHOOSE.sub(
         lambda match: r"\binom{{{}}}{{{}}}".format(*(part for part in match.groups() if part)), text
     )
-    found = list(_BINOMIAL.finditer(text))
-    for match in reversed(found):
+    matches = list(_BINOMIAL.finditer(text))
+    for match in reversed(matches):
         letter, *parts = (part for part in match.groups() if part)
         below, above = parts if match[2] or match[3] else reversed(parts)
         is_number = below.isdigit() and above.isdigit()

@@ -128,7 +128,7 @@ def _dimensions(unit: str) -> dict[str, int] | None:
     text = unit.lower()
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    found: dict[str, int] = {}
+    powers: dict[str, int] = {}
     sign = 1
     power = 1
     last = ""
@@ -137,7 +137,7 @@ def _dimensions(unit: str) -> dict[str, int] | None:
         if match[1] is not None:
             if not last:
                 return None
-            found[last] += (int(match[1]) - 1) * sign
+            powers[last] += (int(match[1]) - 1) * sign
         elif word in ("/", "per"):
             sign = -1
         elif word in _POWERS:
@@ -146,11 +146,11 @@ def _dimensions(unit: str) -> dict[str, int] | None:
             last = word if word == "%" else _UNITS.get(word, _UNITS.get(word.removesuffix("s"), ""))
             if not last:
                 return None
-            found[last] = found.get(last, 0) + sign * power
+            powers[last] = powers.get(last, 0) + sign * power
             power = 1
-    if found.get("degree") and found.keys() & {"c", "f"}:
-        del found["degree"]
-    return found or None
+    if powers.get("degree") and powers.keys() & {"c", "f"}:
+        del powers["degree"]
+    return powers or None
 
 
 def units_differ(gold: str, answer: str) -> bool:

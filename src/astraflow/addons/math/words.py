@@ -62,14 +62,14 @@ def _absence(text: str) -> str | None:
     if re.search(r"[^a-z\s.,!'-]", spoken):
         return None
     words = re.findall(r"[a-z]+", spoken)
-    said = " ".join(words)
-    if re.search(r"(?:(?:does|do) not|doesn t) exist$|^dne$", said):
+    sentence = " ".join(words)
+    if re.search(r"(?:(?:does|do) not|doesn t) exist$|^dne$", sentence):
         return "does not exist"
-    if re.search(r"set is empty$", said):
+    if re.search(r"set is empty$", sentence):
         return "nothing"
-    if re.match(r"infinitely many|(?:an )?infinite number", said):
+    if re.match(r"infinitely many|(?:an )?infinite number", sentence):
         return "infinitely many"
-    if re.search(r"\bno (?:there|it|the|this|that|is|are|has|have)\b", said):
+    if re.search(r"\bno (?:there|it|the|this|that|is|are|has|have)\b", sentence):
         return None  # `No, there are solutions`
     is_such = "such" in words
     bare = [word.removesuffix("s") for word in words if not _FILLERS.fullmatch(word)]

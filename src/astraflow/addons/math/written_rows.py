@@ -65,8 +65,8 @@ def matrix_of(text: str) -> tuple[tuple[str, ...], ...] | None:
         end = group_end(text, plain.end())
         return _cells(text[plain.end() + 1 : -1]) if end == len(text) else None
     text = _TRANSPOSED.sub("", text)
-    named = _LIST_NAME.match(text)
-    return _lists(named["list"] if named else re.sub(r"^[A-Za-z]\s*=\s*", "", text))
+    match = _LIST_NAME.match(text)
+    return _lists(match["list"] if match else re.sub(r"^[A-Za-z]\s*=\s*", "", text))
 
 
 def scaled_tuple(text: str) -> str:

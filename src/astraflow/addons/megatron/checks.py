@@ -60,7 +60,7 @@ def _check_policy(policy: PolicyConfig) -> None:
         )
 
 
-def _check_python(train: TrainConfig, named: str) -> None:
+def _check_python(train: TrainConfig, name: str) -> None:
     """Raises: ConfigError that says what the trainer's own Python lacks."""
     where = "train.backend.python"
     if train.nodes > 1:
@@ -68,15 +68,15 @@ def _check_python(train: TrainConfig, named: str) -> None:
             f"{where} with train.nodes = {train.nodes}: other machines start ranks in their own Python; "
             "leave it out, and install megatron-core there"
         )
-    python = find_interpreter(named, where)
-    where = f"{where} = {named!r}"
+    python = find_interpreter(name, where)
+    where = f"{where} = {name!r}"
     try:
-        asked = ask_program([python, "-P", python_report.__file__], env={**os.environ, **OWN_MODULES_HIDDEN})
+        answer = ask_program([python, "-P", python_report.__file__], env={**os.environ, **OWN_MODULES_HIDDEN})
     except OSError as err:
         raise ConfigError(f"{where} cannot be run: {err.strerror}") from err
-    if asked.returncode:
-        raise ConfigError(f"{where} is not a usable Python >= 3.11: {last_line(asked.stderr)}")
-    theirs = json.loads(last_line(asked.stdout))
+    if answer.returncode:
+        raise ConfigError(f"{where} is not a usable Python >= 3.11: {last_line(answer.stderr)}")
+    theirs = json.loads(last_line(answer.stdout))
     ours = python_report.python_report()
     if theirs["problem"]:
         raise ConfigError(

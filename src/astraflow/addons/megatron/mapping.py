@@ -21,11 +21,11 @@ from torch import Tensor
 
 from astraflow.addons.megatron.shape import ModelShape
 
-__all__ = ["Piece", "pieces_of_stage", "stage_of"]
+__all__ = ["WeightPiece", "pieces_of_stage", "stage_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightPiece:
     """A weight of the folder, or this rank's part of it, in a parameter."""
 
     name: str
@@ -58,11 +58,11 @@ def stage_of(name: str, shape: ModelShape, pipeline: int) -> int:
     return 0 if name == "model.embed_tokens.weight" else pipeline - 1
 
 
-def pieces_of_stage(shape: ModelShape, *, stage: int, tensor: int, pipeline: int) -> list[Piece]:
+def pieces_of_stage(shape: ModelShape, *, stage: int, tensor: int, pipeline: int) -> list[WeightPiece]:
     """All pieces of a rank's model, in the order of the table above."""
     num_layers = shape.num_layers // pipeline
     is_last = stage == pipeline - 1
-    pieces: list[Piece] = []
+    pieces: list[WeightPiece] = []
     if stage == 0:
         pieces.append(_whole("model.embed_tokens.weight", "embedding.word_embeddings.weight", 0))
     for layer in range(num_layers):
@@ -81,12 +81,12 @@ def pieces_of_stage(shape: ModelShape, *, stage: int, tensor: int, pipeline: int
     return pieces
 
 
-def _whole(name: str, parameter: str, dim: int | None = None, *, is_copy: bool = False) -> Piece:
+def _whole(name: str, parameter: str, dim: int | None = None, *, is_copy: bool = False) -> WeightPiece:
     """A piece that is a whole parameter."""
-    return Piece(name, parameter, dim, lambda own: own, is_copy)
+    return WeightPiece(name, parameter, dim, lambda own: own, is_copy)
 
 
-def _attention(shape: ModelShape, folder: str, own: str, *, tensor: int) -> list[Piece]:
+def _attention(shape: ModelShape, folder: str, own: str, *, tensor: int) -> list[WeightPiece]:
     num_groups = shape.num_key_heads // tensor
     num_queries = shape.num_heads // shape.num_key_heads
     heads = {"q": (0, num_queries), "k": (num_queries, 1), "v": (num_queries + 1, 1)}
@@ -99,7 +99,7 @@ def _attention(shape: ModelShape, folder: str, own: str, *, tensor: int) -> list
         return cut
 
     pieces = [
-        Piece(
+        WeightPiece(
             f"{folder}.self_attn.{which}_proj.{kind}",
             f"{own}.self_attention.linear_qkv.{kind}",
             0,
@@ -116,11 +116,15 @@ def _attention(shape: ModelShape, folder: str, own: str, *, tensor: int) -> list
     return pieces
 
 
-def _mlp(shape: ModelShape, folder: str, own: str, *, tensor: int) -> list[Piece]:
+def _mlp(shape: ModelShape, folder: str, own: str, *, tensor: int) -> list[WeightPiece]:
     num_rows = shape.mlp_width // tensor
-    joined = f"{own}.mlp.linear_fc1.weight"
+    parameter_name = f"{own}.mlp.linear_fc1.weight"
     return [
-        Piece(f"{folder}.mlp.gate_proj.weight", joined, 0, lambda parameter: parameter[:num_rows]),
-        Piece(f"{folder}.mlp.up_proj.weight", joined, 0, lambda parameter: parameter[num_rows:]),
+        WeightPiece(
+            f"{folder}.mlp.gate_proj.weight", parameter_name, 0, lambda parameter: parameter[:num_rows]
+        ),
+        WeightPiece(
+            f"{folder}.mlp.up_proj.weight", parameter_name, 0, lambda parameter: parameter[num_rows:]
+        ),
         _whole(f"{folder}.mlp.down_proj.weight", f"{own}.mlp.linear_fc2.weight", 1),
     ]

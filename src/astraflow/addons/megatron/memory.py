@@ -60,8 +60,8 @@ def rank_need(train: TrainConfig, folder: Path) -> MemoryNeed:
     # A pipeline's first stage keeps as many microbatches as there are stages, so it doesn't keep less.
     num_bytes = 2 if backend.dtype == "bfloat16" else 4
     activations = activation_bytes(sizes, num_tokens=num_tokens, num_bytes=num_bytes, tensor=tensor)
-    kept, recomputed = (size / backend.context for size in activations)
-    now = kept if backend.activations == "keep" else recomputed
+    whole, recomputed = (size / backend.context for size in activations)
+    now = whole if backend.activations == "keep" else recomputed
     largest = shape.vocab_size * shape.width if tensor * backend.pipeline > 1 else 0  # joined from parts
     published_bytes = 2 if backend.publish_dtype == "bfloat16" else 4
     passing = {

@@ -128,8 +128,10 @@ class _PackedAttention(nn.Module):
     ) -> Tensor:
         """[N, 1, H, D] each -> [N, 1, H * D], where N are this rank's tokens."""
         heads = (states.permute(1, 2, 0, 3) for states in (query, key, value))
-        found = attend(packed_seq_params.layout, *heads, scaling=None)
-        return found.to(query.dtype).transpose(0, 1).flatten(2)  # on CPUs, attention is computed in float32
+        attended = attend(packed_seq_params.layout, *heads, scaling=None)
+        return (
+            attended.to(query.dtype).transpose(0, 1).flatten(2)
+        )  # on CPUs, attention is computed in float32
 
 
 class _PackedRotary(nn.Module):

@@ -46,7 +46,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(slots=True)
-class _Found:
+class _PassResults:
     """What the passes of a rank have computed; the same on all stages after `share`."""
 
     entropy: EntropyUse
@@ -112,11 +112,11 @@ class SplitModel:
     @torch.no_grad()
     def predictions(self, columns: Columns, parts: Sequence[Ints]) -> Floats:
         """[P]: logprobs of the trained tokens of `parts`; NaN elsewhere."""
-        found = np.full_like(columns.behavior_logprobs, np.nan)
-        passed = self._pass(columns, parts, None)
-        for packed, rows in zip(passed.packed, passed.rows, strict=True):
-            found[packed.trained] = rows[0].cpu().numpy()
-        return found
+        logprobs = np.full_like(columns.behavior_logprobs, np.nan)
+        results = self._pass(columns, parts, None)
+        for packed, rows in zip(results.packed, results.rows, strict=True):
+            logprobs[packed.trained] = rows[0].cpu().numpy()
+        return logprobs
 
     def digest(self) -> str:
         """A hash of all weights: that of the torch backend. All ranks call this."""
@@ -125,16 +125,16 @@ class SplitModel:
             digest.update(host_view(name, weight.cpu().contiguous()).data.data)
         return digest.hexdigest()
 
-    def _pass(self, columns: Columns, parts: Sequence[Ints], objective: Objective | None) -> _Found:
+    def _pass(self, columns: Columns, parts: Sequence[Ints], objective: Objective | None) -> _PassResults:
         """Runs all microbatches, with a backward pass if there is an objective."""
-        found = _Found("none" if objective is None else objective.entropy)
-        found.packed = [self._layout(columns, part) for part in parts]
+        values = _PassResults("none" if objective is None else objective.entropy)
+        values.packed = [self._layout(columns, part) for part in parts]
         if not parts:
-            return found  # other slices have all samples; this one has nothing to send or to receive
+            return values  # other slices have all samples; this one has nothing to send or to receive
         self._warn_of_bubbles(len(parts))
         megatron().get_forward_backward_func()(
-            forward_step_func=partial(self._step, columns, found, objective),
-            data_iterator=iter(found.packed),
+            forward_step_func=partial(self._step, columns, values, objective),
+            data_iterator=iter(values.packed),
             model=[self.module],
             num_microbatches=len(parts),
             seq_length=1,  # shapes vary, and are sent along
@@ -142,20 +142,27 @@ class SplitModel:
             forward_only=objective is None,
         )
         if self.groups.pipeline > 1:
-            found.share(self.groups)
-        return found
+            values.share(self.groups)
+        return values
 
     def _step(
         self,
         columns: Columns,
-        found: _Found,
+        values: _PassResults,
         objective: Objective | None,
         packs: Iterator[LayoutTensors],
         module: Any,
     ) -> tuple[Tensor, Callable[..., Any]]:
         """The forward pass of a microbatch. Returns its output, and what the last stage makes of it."""
         packed = next(packs)
-        own, chosen = self._own_part(packed)
+        own = packed
+        # The indices of the trained tokens that this rank predicts; None for all.
+        chosen: Tensor | None = None
+        groups = self.groups
+        if groups.context > 1:
+            own, chosen = own_part(
+                packed, rank=groups.token_part, world=groups.context, group=groups.context_group
+            )
         output = module(
             input_ids=own.token_ids[None],
             position_ids=own.position_ids[None],
@@ -167,23 +174,15 @@ class SplitModel:
             temperatures = columns.temperatures[columns.sample_of(packed.trained)]
             if chosen is not None:
                 temperatures = temperatures[chosen.cpu().numpy()]
-            of_part = self._logprobs(own, temperatures, output[0], found.entropy)
+            of_part = self._logprobs(own, temperatures, output[0], values.entropy)
             num_trained = len(packed.trained)
             logprobs = all_values(of_part[0], own, chosen, num_trained)
             entropies = None if of_part[1] is None else all_values(of_part[1], own, chosen, num_trained)
-            found.add(logprobs, entropies)
+            values.add(logprobs, entropies)
             loss = logprobs.sum() if objective is None else objective(packed.trained, logprobs, entropies)
             return loss, torch.tensor(0, dtype=torch.int), {}
 
         return output, finish
-
-    def _own_part(self, packed: LayoutTensors) -> tuple[LayoutTensors, Tensor | None]:
-        """The tokens that this rank computes, and the indices of the trained tokens that they predict; None
-        for all."""
-        groups = self.groups
-        if groups.context == 1:
-            return packed, None
-        return own_part(packed, rank=groups.token_part, world=groups.context, group=groups.context_group)
 
     def _logprobs(
         self, packed: LayoutTensors, temperatures: Floats, output: Tensor, entropy: EntropyUse

@@ -98,7 +98,9 @@ def _check_known(config: dict[str, Any]) -> None:
     """Raises: ConfigError that names a part of the model that is not mapped to megatron-core."""
     family = config.get("model_type")
     if family not in _FAMILIES:
-        _refuse("model_type", family, f"mapped are {', '.join(_FAMILIES)}{_why_not(config)}")
+        has_experts = any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+        why = "; experts need layers of Transformer Engine, which this backend does without"
+        _refuse("model_type", family, f"mapped are {', '.join(_FAMILIES)}{why if has_experts else ''}")
     if config.get("hidden_act", "silu") != "silu":
         _refuse("hidden_act", config["hidden_act"], "mapped is silu")
     for key in ("attention_bias", "mlp_bias"):
@@ -112,13 +114,6 @@ def _check_known(config: dict[str, Any]) -> None:
     kind = str(rope.get("rope_type", rope.get("type", "default")))
     if kind not in _PLAIN_ROPE or float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
         _refuse("rope_parameters", rope, f"mapped are rope_type {', '.join(_PLAIN_ROPE)} of whole heads")
-
-
-def _why_not(config: dict[str, Any]) -> str:
-    """What to say about mixtures of experts."""
-    if any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts")):
-        return "; experts need layers of Transformer Engine, which this backend does without"
-    return ""
 
 
 def _refuse(key: str, value: Any, known: str) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from astraflow.addons.megatron.groups import ModelGroups
 from astraflow.addons.megatron.library import megatron
-from astraflow.addons.megatron.mapping import Piece
+from astraflow.addons.megatron.mapping import WeightPiece
 from astraflow.addons.megatron.passes import SplitModel
 from astraflow.errors import TrainingError
 from astraflow.protocols import AdamStep, Objective
@@ -36,8 +36,14 @@ class TrainedPolicy(SplitModel):
 
     def __init__(self, folder: Path, config: TrainConfig, groups: ModelGroups) -> None:
         super().__init__(folder, config, groups, is_trained=True)
+        # megatron-core sets these marks only when it initializes weights. Without them, norms would count the
+        # parts of a parameter on one rank only.
         for piece in self.weights.pieces:
-            _mark_cut(self.weights.parameters[piece.parameter], piece)
+            if piece.dim is not None:
+                parameter: Any = self.weights.parameters[piece.parameter]
+                parameter.tensor_model_parallel = True
+                parameter.partition_dim = piece.dim
+                parameter.partition_stride = 1
         is_low = self.backend.dtype == "bfloat16"
         library = megatron()
         settings = library.DistributedDataParallelConfig(
@@ -66,22 +72,22 @@ class TrainedPolicy(SplitModel):
             *zip(optimizer.model_fp32_groups, optimizer.shard_fp32_groups, strict=True),
             *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),
         ]
-        found: dict[str, tuple[Tensor, int]] = {}
+        own: dict[str, tuple[Tensor, int]] = {}
         for parameters, shards in pairs:
             for parameter, shard in zip(parameters, shards, strict=True):
                 first = optimizer._get_model_param_range_map(parameter)["param"].start
-                found[names[parameter]] = (shard, int(first))
-        return found
+                own[names[parameter]] = (shard, int(first))
+        return own
 
     def forward_backward(self, columns: Columns, parts: Sequence[Ints], objective: Objective) -> int:
         """See `TrainerBackend.forward_backward`."""
         self._has_gradient = True
-        passed = self._pass(columns, parts, objective)
+        results = self._pass(columns, parts, objective)
         if not self.groups.is_last_stage:
             with torch.no_grad():  # the last stage has computed the gradient
-                for packed, rows in zip(passed.packed, passed.rows, strict=True):
+                for packed, rows in zip(results.packed, results.rows, strict=True):
                     objective(packed.trained, rows[0], rows[1] if len(rows) > 1 else None)
-        return sum(packed.num_computed for packed in passed.packed)
+        return sum(packed.num_computed for packed in results.packed)
 
     def optim_step(self, step: AdamStep) -> float:
         """See `TrainerBackend.optim_step`."""
@@ -169,7 +175,7 @@ class TrainedPolicy(SplitModel):
                 self._load_average(saved, average)
 
     def _load_average(self, saved: Any, average: str) -> None:
-        def read(piece: Piece, into: Tensor) -> None:
+        def read(piece: WeightPiece, into: Tensor) -> None:
             saved.read(piece.name, average, into, offset=self.weights.offset(piece))
 
         def write(name: str, values: Tensor) -> None:
@@ -205,19 +211,12 @@ class TrainedPolicy(SplitModel):
             dist.all_reduce(whole, group=self.groups.copies_group)
         return whole.view(parameter.shape)
 
-    def _written(self, parameter: str) -> list[Piece]:
+    def _written(self, parameter: str) -> list[WeightPiece]:
         """The pieces of a parameter whose state this rank writes: one of several ranks that have it."""
         if self.groups.copies.rank:
             return []
         is_first = self.groups.tensor_rank == 0
-        found = [piece for piece in self.weights.pieces if piece.parameter == parameter and not piece.is_copy]
-        return [piece for piece in found if is_first or piece.dim is not None]
-
-
-def _mark_cut(parameter: Any, piece: Piece) -> None:
-    """Says that ranks have parts of a parameter, which megatron-core says itself only when it initializes
-    weights. Norms count a parameter without this mark on one rank only."""
-    if piece.dim is not None:
-        parameter.tensor_model_parallel = True
-        parameter.partition_dim = piece.dim
-        parameter.partition_stride = 1
+        pieces = [
+            piece for piece in self.weights.pieces if piece.parameter == parameter and not piece.is_copy
+        ]
+        return [piece for piece in pieces if is_first or piece.dim is not None]

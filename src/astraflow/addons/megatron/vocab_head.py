@@ -29,8 +29,8 @@ def vocab_parallel_logprobs(
     of the group begins with row r * v of the whole weight. Gradient: through `hidden` and `weight`, from the
     logprobs and, with `entropy="gradient"`, from the entropies. Each rank must compute the same gradient.
     """
-    found = cast("tuple[Tensor, Tensor]", _VocabHead.apply(hidden, weight, target_ids, entropy, group))
-    return found[0], None if entropy == "none" else found[1]
+    results = cast("tuple[Tensor, Tensor]", _VocabHead.apply(hidden, weight, target_ids, entropy, group))
+    return results[0], None if entropy == "none" else results[1]
 
 
 class _VocabHead(torch.autograd.Function):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from astraflow.addons.megatron.groups import ModelGroups
-from astraflow.addons.megatron.mapping import Piece, pieces_of_stage, stage_of
+from astraflow.addons.megatron.mapping import WeightPiece, pieces_of_stage, stage_of
 from astraflow.addons.megatron.shape import ModelShape
 from astraflow.errors import ConfigError
 from astraflow.models.loading import check_tensors, format_names
@@ -41,7 +41,7 @@ class MegatronWeights:
         self._own = {piece.name: piece for piece in self.pieces if not piece.is_copy}
         self._check_mapping()
 
-    def offset(self, piece: Piece) -> tuple[int, int]:
+    def offset(self, piece: WeightPiece) -> tuple[int, int]:
         """The first row and the first column of this rank's part in the whole weight."""
         offsets = [0, 0]
         if piece.dim is not None:
@@ -49,7 +49,7 @@ class MegatronWeights:
             offsets[piece.dim] = self._groups.tensor_rank * size
         return offsets[0], offsets[1]
 
-    def part_shape(self, piece: Piece) -> tuple[int, ...]:
+    def part_shape(self, piece: WeightPiece) -> tuple[int, ...]:
         """The shape of this rank's part of a weight."""
         shape = list(self.shapes[piece.name])
         if piece.dim is not None:
@@ -88,10 +88,12 @@ class MegatronWeights:
         self.fill(lambda piece, into: into.copy_(self._part(piece, tensors[piece.name])), write)
 
     @torch.no_grad()
-    def fill(self, read: Callable[[Piece, Tensor], object], write: Callable[[str, Tensor], None]) -> None:
+    def fill(
+        self, read: Callable[[WeightPiece, Tensor], object], write: Callable[[str, Tensor], None]
+    ) -> None:
         """Puts parameters together from their pieces. `read` fills a tensor of the shape of a piece's part;
         `write` gets the name and the values of each parameter."""
-        by_parameter: dict[str, list[Piece]] = {}
+        by_parameter: dict[str, list[WeightPiece]] = {}
         for piece in self.pieces:
             by_parameter.setdefault(piece.parameter, []).append(piece)
         for name, pieces in by_parameter.items():
@@ -102,7 +104,7 @@ class MegatronWeights:
                 piece.write(whole, part)
             write(name, whole)
 
-    def _part(self, piece: Piece, whole: Tensor) -> Tensor:
+    def _part(self, piece: WeightPiece, whole: Tensor) -> Tensor:
         if piece.dim is None:
             return whole
         size = whole.shape[piece.dim] // self._groups.tensor

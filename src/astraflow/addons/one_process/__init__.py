@@ -1,1 +1,1 @@
-"""Runs in one process, without sockets: a whole run for other add-ons, and steps to read and debug."""
+"""Runs in one process, without sockets: a whole run, steps to read and debug, and `astraflow run --only`."""

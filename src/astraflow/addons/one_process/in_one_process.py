@@ -270,8 +270,8 @@ async def _train(flow: _Flow, trainer: _Trainer, batch: types.Batch) -> None:
     """4 and 5: runs forward, loss, backward and optimizer step; publishes the new weights and commits."""
     result = await asyncio.to_thread(trainer.learner.train_step, batch)
     trainer.step += 1
-    shown = [item for item in result.metrics if item.name in {"loss", "grad_norm", "entropy"}]
-    flow.tell(f"train      {', '.join(f'{item.name} {item.value:.4g}' for item in shown)}")
+    main = [item for item in result.metrics if item.name in {"loss", "grad_norm", "entropy"}]
+    flow.tell(f"train      {', '.join(f'{item.name} {item.value:.4g}' for item in main)}")
     version = await _publish(flow, trainer)
     commit = types.Commit(
         epoch=trainer.session.epoch, step=trainer.step - 1, version=version, metrics=result.metrics, spans=()

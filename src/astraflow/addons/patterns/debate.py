@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask, Workflow
+from astraflow.workflows.conversation import Completion, Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import blend, in_parallel
 from astraflow.workflows.variant import Share, WorkflowVariant, template
 
@@ -75,9 +75,14 @@ async def debate(
     answers = await in_parallel(chat.say(task.prompt) for chat in chats)
     first_score = fmean(await _scores(task, answers))
     for _ in range(rounds - 1):
-        answers = await _next_round(task, chats, answers, debate_prompt)
+        replies = [answer.reply for answer in answers]
+        others = ["\n\n".join(replies[:seat] + replies[seat + 1 :]) for seat in range(len(chats))]
+        texts = [debate_prompt.format(prompt=task.prompt, answers=each) for each in others]
+        answers = await in_parallel(chat.say(text) for chat, text in zip(chats, texts, strict=True))
     scores = await _scores(task, answers)
-    votes = [_vote(answer) for answer in answers]
+    # The last lines, in lowercase, with single spaces, and without a period at the end.
+    lines = [answer.reply.split("\n")[-1] for answer in answers]
+    votes = [" ".join(line.lower().split()).rstrip(".") for line in lines]
     winner, num_votes = Counter(votes).most_common(1)[0]
     team = scores[votes.index(winner)]
     rewards = Rewards()
@@ -90,21 +95,5 @@ async def debate(
     return rewards
 
 
-async def _next_round(
-    task: ScoredTask, chats: Sequence[Conversation], answers: Sequence[Completion], prompt: str
-) -> list[Completion]:
-    def others(seat: int) -> str:
-        return "\n\n".join(answer.reply for idx, answer in enumerate(answers) if idx != seat)
-
-    texts = [prompt.format(prompt=task.prompt, answers=others(seat)) for seat in range(len(chats))]
-    return await in_parallel(chat.say(text) for chat, text in zip(chats, texts, strict=True))
-
-
 async def _scores(task: ScoredTask, answers: Sequence[Completion]) -> list[float]:
     return await in_parallel(task.score(answer.text) for answer in answers)
-
-
-def _vote(answer: Completion) -> str:
-    """Returns the normalized last line: lowercase, single spaces, and no period at the end."""
-    lines = answer.reply.split("\n")
-    return " ".join(lines[-1].lower().split()).rstrip(".")

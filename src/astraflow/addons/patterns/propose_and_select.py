@@ -62,8 +62,8 @@ async def propose_and_select(
     chats = [actor.conversation(context=task.context, role="proposer") for _ in range(num_proposals)]
     answers = await in_parallel(chat.say(task.prompt) for chat in chats)
     scores = await in_parallel(task.score(answer.text) for answer in answers)
-    listed = "\n\n".join(f"Answer {number}:\n{a.reply}" for number, a in enumerate(answers, start=1))
-    question = select_prompt.format(prompt=task.prompt, proposals=listed, count=num_proposals)
+    proposals = "\n\n".join(f"Answer {number}:\n{a.reply}" for number, a in enumerate(answers, start=1))
+    question = select_prompt.format(prompt=task.prompt, proposals=proposals, count=num_proposals)
     selection = await policy_at(policies, selector, 1).chat(question, role="selector")
     number = last_choice(selection.reply, [str(number) for number in range(1, num_proposals + 1)])
     picked = scores[int(number) - 1] if number else 0.0

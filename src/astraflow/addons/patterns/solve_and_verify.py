@@ -124,17 +124,16 @@ async def solve_and_verify(
         answer = await chat.say(prompt)
         score = await task.score(answer.text)
         question = verify_prompt.format(prompt=task.prompt, answer=answer.reply)
-        verdict = await judge.chat(question, role=_judging(score) if splits_verdicts else "verifier")
+        role = "verifier"
+        if splits_verdicts:
+            role = "verifier_of_right" if is_right(score) else "verifier_of_wrong"
+        verdict = await judge.chat(question, role=role)
         choice = {approve: True, reject: False}.get(last_choice(verdict.reply, (approve, reject)))
         exchanges.append(_Exchange(chat, score, verdict, choice))
         if choice:
             break
         prompt = retry_prompt.format(prompt=task.prompt, answer=answer.reply, critique=verdict.reply)
     return _rewards(exchanges, team_share)
-
-
-def _judging(score: float) -> str:
-    return "verifier_of_right" if is_right(score) else "verifier_of_wrong"
 
 
 def _rewards(exchanges: Sequence[_Exchange], team_share: float) -> Rewards:

@@ -54,8 +54,8 @@ class _Crew:
         if not parts:
             return answer
         results = await self._results(parts, level + 1)
-        listed = "\n\n".join(f"{part}\n{result}" for part, result in zip(parts, results, strict=True))
-        return await chat.say(self.results_prompt.format(prompt=prompt, results=listed))
+        listing = "\n\n".join(f"{part}\n{result}" for part, result in zip(parts, results, strict=True))
+        return await chat.say(self.results_prompt.format(prompt=prompt, results=listing))
 
     async def _results(self, parts: list[str], level: int) -> list[str]:
         """Returns one result per part. Parts beyond the limits are not started."""

@@ -117,15 +117,15 @@ class SizedPool(Pool):
 
     def _states(self, status: StatusReply, supervisor: Supervisor) -> dict[str, SeatState]:
         """The state of each service that the supervisor has."""
-        joined = {worker.name for worker in status.workers if not worker.is_draining}
-        found: dict[str, SeatState] = {}
+        members = {worker.name for worker in status.workers if not worker.is_draining}
+        states: dict[str, SeatState] = {}
         for service in supervisor.states:
             if service.name in self._leaving:
-                found[service.name] = "leaving"
+                states[service.name] = "leaving"
             elif service.name in self._specs:
-                is_working = service.state == "running" and service.name in joined
-                found[service.name] = "working" if is_working else "starting"
-        return found
+                is_working = service.state == "running" and service.name in members
+                states[service.name] = "working" if is_working else "starting"
+        return states
 
     def _end_leaving(self, status: StatusReply, supervisor: Supervisor) -> tuple[str, ...]:
         """Terminates and kills services that take too long to leave.
@@ -135,13 +135,13 @@ class SizedPool(Pool):
         running = {service.name for service in supervisor.states}
         self._leaving = {name: leaving for name, leaving in self._leaving.items() if name in running}
         handles = {worker.name: worker.id for worker in status.workers if not worker.is_draining}
-        joined = {worker.name for worker in status.workers}
+        members = {worker.name for worker in status.workers}
         for name, leaving in self._leaving.items():
             passed_s = self._clock() - leaving.since_s
             if passed_s > self._cluster.pool.drain_s + _KILL_AFTER_S:
                 supervisor.kill(name)
             # A service that hasn't joined has no episodes to finish, and the dataflow can't reach it.
-            elif not leaving.is_terminated and (passed_s > self._cluster.pool.drain_s or name not in joined):
+            elif not leaving.is_terminated and (passed_s > self._cluster.pool.drain_s or name not in members):
                 leaving.is_terminated = True
                 supervisor.terminate(name)
         return tuple(handles[name] for name in self._leaving if name in handles)
@@ -187,11 +187,11 @@ def _read_whole_lines(folder: RunFolder) -> tuple[list[PoolDecision], str]:
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
         write_atomic(folder.pool, b"".join(lines))
-    found: list[PoolDecision] = []
+    decisions: list[PoolDecision] = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(msgspec.json.decode(line, type=PoolDecision))
+            decisions.append(msgspec.json.decode(line, type=PoolDecision))
         except ValueError as err:
             what = f"{folder.pool}: line {number} is not a decision of the pool: {err}"
-            return found, set_aside(folder.pool, what)
-    return found, ""
+            return decisions, set_aside(folder.pool, what)
+    return decisions, ""

@@ -178,8 +178,8 @@ class PoolSizer:
         """
         needed = _demand(advice, ahead_s)
         others = max(0, advice.num_services - len(self._names("working")))
-        kept = sorted((self._seats[name] for name in self._active), key=_price)
-        seats = [*kept, *self._cheapest_off(now_s)][: max(self._min_services, self._max_services)]
+        present_seats = sorted((self._seats[name] for name in self._active), key=_price)
+        seats = [*present_seats, *self._cheapest_off(now_s)][: max(self._min_services, self._max_services)]
         costs = [0.0, *itertools.accumulate(seat.price * seat.speed for seat in seats)]
         speeds = [0.0, *itertools.accumulate(seat.speed for seat in seats)]
 
@@ -187,7 +187,7 @@ class PoolSizer:
             services = others + speeds[number] / self._mean_speed
             return (self._rules.trainer_cost + costs[number]) / pace(services, needed, advice.overlap)
 
-        present = len(kept)
+        present = len(present_seats)
         best = min(range(min(self._min_services, len(seats)), len(seats) + 1), key=cost)
         return speeds[best if cost(best) * (1 + _GAIN) < cost(present) else present]
 

@@ -62,7 +62,11 @@ class GymSource:
     """
 
     def __init__(self, config: ReasoningGymConfig, *, name: str) -> None:
-        _check(config)
+        _, config_type = load_data_set(config.dataset)
+        own = sorted({"seed", "size"} & set(config.args))
+        if own:
+            raise ConfigError(f"args.{own[0]}: set `{own[0]}` of the source instead")
+        check_args(config_type, config.args, where="args")
         self._config = config
         self._name = name
         self._recipe = {
@@ -194,14 +198,6 @@ def load_gym() -> Any:
         raise ConfigError(
             f"the source `reasoning_gym` needs the package: {install_command('tasks')} ({err})"
         ) from err
-
-
-def _check(config: ReasoningGymConfig) -> None:
-    _, config_type = load_data_set(config.dataset)
-    own = sorted({"seed", "size"} & set(config.args))
-    if own:
-        raise ConfigError(f"args.{own[0]}: set `{own[0]}` of the source instead")
-    check_args(config_type, config.args, where="args")
 
 
 # --- scorers that run nothing -----------------------------------------------------------------------

@@ -39,9 +39,12 @@ def import_data_set(name: str) -> tuple[Any, Any] | None:
         if root is None or module is None:
             return None
         try:
+            # The packages around the module are empty ones, which run no code of their own.
             for depth in range(len(module)):
                 package = ".".join([_LIBRARY, *module[:depth]])
-                sys.modules[package] = _empty_package(package, root.joinpath(*module[:depth]))
+                spec = ModuleSpec(package, None, is_package=True)
+                spec.submodule_search_locations = [str(root.joinpath(*module[:depth]))]
+                sys.modules[package] = module_from_spec(spec)
             importlib.import_module(".".join([_LIBRARY, *module]))
             return sys.modules[f"{_LIBRARY}.factory"].DATASETS[name]
         except (AttributeError, ImportError, LookupError):
@@ -88,10 +91,3 @@ def _registered_names(source: str) -> Iterator[str]:
                 yield constants.get(constant, "")
             case _:
                 pass
-
-
-def _empty_package(package: str, folder: Path) -> Any:
-    """Makes a package whose modules can be imported, but that runs no code of its own."""
-    spec = ModuleSpec(package, None, is_package=True)
-    spec.submodule_search_locations = [str(folder)]
-    return module_from_spec(spec)

@@ -11,7 +11,7 @@ from typing import Any
 from astraflow.addons.reasoning_gym.gym import check_entry, runs_answers, score_gym
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.pool import Sandbox
-from astraflow.addons.sandbox.verdict import Limits
+from astraflow.addons.sandbox.verdict import BoxLimits
 from astraflow.errors import RolloutError, SandboxError
 from astraflow.protocols import Score, Scorer, ScoringCall
 from astraflow.types import Task
@@ -19,7 +19,7 @@ from astraflow.types import Task
 __all__ = ["GymScorer"]
 
 _LIBRARY = "reasoning_gym.factory"
-_LIMITS = Limits(cpu_s=5.0, wall_s=45.0, memory_bytes=2 << 30)
+_LIMITS = BoxLimits(cpu_s=5.0, wall_s=45.0, memory_bytes=2 << 30)
 """The library and its imports take about 500 MB of addresses. The scoring process ends calls after 60 s."""
 _SCORER = """
 import json, os, sys

@@ -46,8 +46,8 @@ def load(*places: str | Path, library: Library = "pandas") -> "Runs":
 
 def _expanded(place: str | Path) -> list[Path]:
     """Returns the folders that match a pattern, or the place itself, which may be wrong."""
-    found = [Path(path) for path in sorted(glob.glob(str(place))) if Path(path, "journal").is_dir()]
-    return found or [Path(place)]
+    folders = [Path(path) for path in sorted(glob.glob(str(place))) if Path(path, "journal").is_dir()]
+    return folders or [Path(place)]
 
 
 @dataclass(frozen=True, slots=True)

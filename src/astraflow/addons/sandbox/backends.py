@@ -18,7 +18,7 @@ from astraflow.addons.sandbox.inside.kernel import landlock_version
 from astraflow.addons.sandbox.inside.seccomp import is_known_machine
 from astraflow.addons.sandbox.interpreter import Interpreter, examine
 from astraflow.addons.sandbox.openings import NO_OPENINGS, Openings, openings_for
-from astraflow.addons.sandbox.verdict import Kind, Limits, Program
+from astraflow.addons.sandbox.verdict import BoxLimits, Kind, Program
 from astraflow.errors import ConfigError, Error
 
 __all__ = ["BACKENDS", "Backend", "BoxMaker", "advice", "chosen_maker", "tried_maker"]
@@ -27,7 +27,7 @@ Backend = Literal["bubblewrap", "namespaces"]
 BACKENDS: tuple[Backend, ...] = ("bubblewrap", "namespaces")
 """In order of preference: bubblewrap is small, mature, and widely used."""
 
-_FIRST = Limits(cpu_s=10.0, wall_s=30.0)
+_FIRST = BoxLimits(cpu_s=10.0, wall_s=30.0)
 _FIRST_AGENT = CommandLimits(wall_s=30.0)
 _ANY_PORT = 50_000
 """The open port of the box that is tried. It can be any port, because no episode is running yet."""
@@ -143,12 +143,12 @@ async def _tried_agent(maker: BoxMaker) -> str:
     except Error as err:
         return str(err)
     try:
-        ended = await box.execute(command)
+        end = await box.execute(command)
     except Error as err:
         return str(err)
     finally:
         await box.close()
-    if ended.code != 0 or ended.stdout != "42\n":
-        problem = ended.unstartable or f"it ended with {ended.code}: {ended.stderr[-300:]}"
+    if end.code != 0 or end.stdout != "42\n":
+        problem = end.unstartable or f"it ended with {end.code}: {end.stderr[-300:]}"
         return f"its first agent program did not work: {problem}"
     return ""

@@ -25,14 +25,21 @@ from typing import IO, Any, Self
 import msgspec
 
 import astraflow
-from astraflow.addons.sandbox.command import MAX_RESULT_BYTES, Command, CommandEnded, CommandLimits
+from astraflow.addons.sandbox.command import MAX_RESULT_BYTES, BoxCommand, CommandEnd, CommandLimits
 from astraflow.addons.sandbox.inside.command import EXIT_UNSTARTABLE, REPORT_HEAD
 from astraflow.addons.sandbox.inside.enter import Plan, boot_code
 from astraflow.addons.sandbox.inside.program import BOX_FOLDER, FOLDER, STDIN_PATHS
 from astraflow.addons.sandbox.interpreter import Interpreter
 from astraflow.addons.sandbox.openings import NO_OPENINGS, Openings
 from astraflow.addons.sandbox.passage import passage
-from astraflow.addons.sandbox.verdict import Ended, Kind, Limits, Program, Verdict, verdict_of
+from astraflow.addons.sandbox.verdict import (
+    BoxLimits,
+    Kind,
+    Program,
+    ProgramReport,
+    ProgramVerdict,
+    verdict_of,
+)
 from astraflow.errors import SandboxError
 from astraflow.service import frames
 
@@ -115,24 +122,24 @@ class Box:
             raise
         return box
 
-    async def run(self, program: Program) -> Verdict:
+    async def run(self, program: Program) -> ProgramVerdict:
         """Runs a program to its end. After any exception, including cancellation, the box must be closed.
 
         Raises: SandboxError if the box failed.
         """
         if program.refusal:
-            return Verdict(Kind.REFUSED, "", "", cpu_s=0.0, peak_bytes=0, reason=program.refusal)
+            return ProgramVerdict(Kind.REFUSED, "", "", cpu_s=0.0, peak_bytes=0, reason=program.refusal)
         limits = program.limits
-        ended, (stdout, stderr, _) = await self._answer(
+        report, (stdout, stderr, _) = await self._answer(
             {"is_command": False, "limits": dataclasses.asdict(limits), "files": list(program.files)},
             [program.source, program.stdin, *program.files.values()],
             limits,
         )
-        if ended.problem:
-            raise SandboxError(f"a program could not be started in its box: {ended.problem}")
-        return verdict_of(ended, limits, stdout, stderr)
+        if report.problem:
+            raise SandboxError(f"a program could not be started in its box: {report.problem}")
+        return verdict_of(report, limits, stdout, stderr)
 
-    async def execute(self, command: Command) -> CommandEnded:
+    async def execute(self, command: BoxCommand) -> CommandEnd:
         """Runs an agent program to its end. The box must have openings, and must be closed afterwards.
 
         Raises: SandboxError if the box failed.
@@ -148,29 +155,29 @@ class Box:
             "result": command.result,
         }
         async with passage(self._port, self._gateway):
-            ended, (stdout, stderr, report) = await self._answer(
+            program_report, (stdout, stderr, report) = await self._answer(
                 {"is_command": True, "limits": dataclasses.asdict(limits), "files": list(command.files)},
                 [json.dumps(spec).encode(), command.stdin, *command.files.values()],
                 limits,
             )
-        is_startable = not ended.problem or ended.code == EXIT_UNSTARTABLE
+        is_startable = not program_report.problem or program_report.code == EXIT_UNSTARTABLE
         if not is_startable:
-            raise SandboxError(f"an agent program could not be started in its box: {ended.problem}")
+            raise SandboxError(f"an agent program could not be started in its box: {program_report.problem}")
         # Without a report, the program didn't end by itself: it was late, or the machine ran out of memory.
-        code, has_result = REPORT_HEAD.unpack_from(report) if report else (ended.code, False)
-        return CommandEnded(
+        code, has_result = REPORT_HEAD.unpack_from(report) if report else (program_report.code, False)
+        return CommandEnd(
             code,
             stdout.decode(errors="replace"),
             stderr.decode(errors="replace"),
             bytes(report[REPORT_HEAD.size :]) if has_result else None,
-            is_late=ended.is_late,
-            is_full=ended.is_full,
-            unstartable=ended.problem,
+            is_late=program_report.is_late,
+            is_full=program_report.is_full,
+            unstartable=program_report.problem,
         )
 
     async def _answer(
-        self, head: Mapping[str, Any], parts: Sequence[bytes], limits: Limits | CommandLimits
-    ) -> tuple[Ended, list[bytes]]:
+        self, head: Mapping[str, Any], parts: Sequence[bytes], limits: BoxLimits | CommandLimits
+    ) -> tuple[ProgramReport, list[bytes]]:
         """Has the zygote run a program. Returns how it ended, its two outputs, and its keeper's report."""
         longest_s = limits.wall_s + _GRACE_S
         try:
@@ -183,7 +190,7 @@ class Box:
         except ConnectionError:
             raise SandboxError(f"a box has ended: {self._last_words()}") from None
         try:
-            return msgspec.convert(reply, Ended), outputs
+            return msgspec.convert(reply, ProgramReport), outputs
         except msgspec.ValidationError as err:
             raise SandboxError(f"a box does not answer as it should: {err}") from err
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["MAX_RESULT_BYTES", "Command", "CommandEnded", "CommandLimits"]
+__all__ = ["MAX_RESULT_BYTES", "BoxCommand", "CommandEnd", "CommandLimits"]
 
 MAX_RESULT_BYTES = 1 << 20
 """Upper bound on the part of a program's result file that a box sends."""
@@ -29,10 +29,10 @@ class CommandLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class BoxCommand:
     """An agent program.
 
-    Example: `Command("/usr/bin/python3", ("python3", "agent.py"), {"HOME": "/tmp"}, folder="/home/me/agents",
+    Example: `BoxCommand("/usr/bin/python3", ("python3", "agent.py"), {"HOME": "/tmp"}, folder="/home/me",
     kept=(), stdin=b"{}", files={"task.json": b"{}"}, result="/tmp/result.json", limits=CommandLimits(60))`.
     """
 
@@ -53,7 +53,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandEnded:
+class CommandEnd:
     """How an agent program ended."""
 
     code: int

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Block", "fenced_blocks"]
+__all__ = ["FencedBlock", "fenced_blocks"]
 
 _FENCE = re.compile(
     r"(?P<indent>[\x20\t]*(?:(?:[-*+]|\d{1,3}[.)])[\x20\t]+)?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)"
@@ -25,7 +25,7 @@ _MAX_FENCES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FencedBlock:
     """A fenced block."""
 
     tag: str
@@ -42,7 +42,7 @@ class _Opening:
     tag: str
 
 
-def fenced_blocks(text: str, is_whole: Callable[[str, str], bool] | None = None) -> list[Block]:
+def fenced_blocks(text: str, is_whole: Callable[[str, str], bool] | None = None) -> list[FencedBlock]:
     """The fenced blocks of a text that are not blank, in order and without the indentation of their fences.
 
     `is_whole(tag, text)`: whether a text is a whole program in the language of the tag. If given, a block
@@ -51,7 +51,7 @@ def fenced_blocks(text: str, is_whole: Callable[[str, str], bool] | None = None)
     """
     lines = text.replace("\r\n", "\n").split("\n")
     marked = [at for at, line in enumerate(lines) if "```" in line or "~~~" in line]
-    blocks: list[Block] = []
+    blocks: list[FencedBlock] = []
     at = 0
     for place, start in enumerate(marked):
         opening = _opening(lines[start]) if start >= at else None
@@ -59,7 +59,7 @@ def fenced_blocks(text: str, is_whole: Callable[[str, str], bool] | None = None)
             continue
         content, at = _content(lines, start, marked[place + 1 : place + 1 + _MAX_FENCES], opening, is_whole)
         if content.strip():
-            blocks.append(Block(opening.tag, content, start))
+            blocks.append(FencedBlock(opening.tag, content, start))
     return blocks
 
 

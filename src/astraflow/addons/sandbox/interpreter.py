@@ -74,15 +74,12 @@ async def examine(python: str, preloaded: tuple[str, ...], *, with_packages: boo
     key = (python, with_packages, preloaded)
     if key not in _known:
         packages = [sysconfig.get_paths()["purelib"]] if with_packages else []
-        _known[key] = await _examined(python or sys.executable, packages, preloaded)
+        output = await _asked(python or sys.executable, json.dumps(packages), json.dumps(preloaded))
+        answer = json.loads(output)
+        _known[key] = await asyncio.to_thread(
+            _interpreter, answer["executable"], answer["folders"], answer["files"], packages
+        )
     return _known[key]
-
-
-async def _examined(python: str, packages: Sequence[str], preloaded: Sequence[str]) -> Interpreter:
-    answer = json.loads(await _asked(python, json.dumps(packages), json.dumps(preloaded)))
-    return await asyncio.to_thread(
-        _interpreter, answer["executable"], answer["folders"], answer["files"], packages
-    )
 
 
 def _interpreter(
@@ -92,8 +89,10 @@ def _interpreter(
 
     `folders`: the standard library. `mapped`: files that the interpreter has mapped into memory.
     """
-    shown = (*folders, *packages)
-    files = [path for path in mapped if not any(Path(path).is_relative_to(folder) for folder in shown)]
+    visible_folders = (*folders, *packages)
+    files = [
+        path for path in mapped if not any(Path(path).is_relative_to(folder) for folder in visible_folders)
+    ]
     loading = [path for path in _LOADING if os.path.exists(path)]
     links = [link for path in files for link in _links_to(path)]
     visible = {path: os.path.realpath(path) for path in (executable, *files, *links, *loading, *folders)}

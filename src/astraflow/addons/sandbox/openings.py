@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from astraflow.addons.sandbox.command import Command, CommandLimits
+from astraflow.addons.sandbox.command import BoxCommand, CommandLimits
 from astraflow.addons.sandbox.inside.program import FOLDER
 from astraflow.errors import ConfigError
 
@@ -82,9 +82,9 @@ class Openings:
         stdin: bytes = b"",
         files: Mapping[str, bytes] | None = None,
         result: str = f"{FOLDER}/result",
-    ) -> Command:
+    ) -> BoxCommand:
         """Returns the program with its arguments, variables, and files."""
-        return Command(
+        return BoxCommand(
             self.program,
             tuple(argv),
             env,
@@ -105,8 +105,8 @@ def openings_of_a_shell(folders: Sequence[str]) -> Openings:
 
     `folders`: names of folders in the root in which commands can write.
     """
-    shown = [Path(each) for each in (*_SYSTEM, *_SETTINGS) if os.path.exists(each)]
-    return Openings(0, tuple(_pairs(_outermost(shown), ())), folders=tuple(folders))
+    paths = [Path(each) for each in (*_SYSTEM, *_SETTINGS) if os.path.exists(each)]
+    return Openings(0, tuple(_pairs(_outermost(paths), ())), folders=tuple(folders))
 
 
 def openings_for(
@@ -128,11 +128,11 @@ def openings_for(
     """
     program = _program(argv[0], folder, path)
     named = [_named(each, folder, private) for each in visible]
-    shown = [Path(each) for each in (*_SYSTEM, *_SETTINGS) if os.path.exists(each)]
-    shown += [*_interpreter(program, folder, path), *_own(argv, program, folder), *named]
-    pairs = tuple(_pairs(_outermost(shown), [each.resolve() for each in private]))
-    opened = Openings(gateway, pairs, str(program))
-    if not opened.shows(str(program)):
+    paths = [Path(each) for each in (*_SYSTEM, *_SETTINGS) if os.path.exists(each)]
+    paths += [*_interpreter(program, folder, path), *_own(argv, program, folder), *named]
+    pairs = tuple(_pairs(_outermost(paths), [each.resolve() for each in private]))
+    openings = Openings(gateway, pairs, str(program))
+    if not openings.shows(str(program)):
         raise ConfigError(f"{program} is in a private folder of this run, which the sandbox hides")
     places = [Path(place) for _, place in pairs]
     is_there = any(place.is_relative_to(folder) or folder.is_relative_to(place) for place in places)
@@ -141,10 +141,10 @@ def openings_for(
 
 def _program(name: str, folder: Path, path: str) -> Path:
     """Returns the program's file, as a shell would find it. Raises: ConfigError if there is none."""
-    found = shutil.which(folder / name if "/" in name else name, path=path)
-    if found is None:
+    place = shutil.which(folder / name if "/" in name else name, path=path)
+    if place is None:
         raise ConfigError(f"the agent program {name!r} cannot be started: no such program")
-    program = Path(os.path.abspath(folder / found))
+    program = Path(os.path.abspath(folder / place))
     if program.parent.name == _SHIMS:
         raise ConfigError(
             f"{program} looks for the real {program.name} by files that the sandbox hides; name that one by "
@@ -259,11 +259,11 @@ def _is_shared(folder: Path) -> bool:
 
 def _outermost(paths: Sequence[Path]) -> list[Path]:
     """Returns the paths that are not below another one, sorted."""
-    found: list[Path] = []
+    outermost: list[Path] = []
     for path in sorted(set(paths)):  # a folder sorts before everything below it
-        if not any(path.is_relative_to(each) for each in found):
-            found.append(path)
-    return found
+        if not any(path.is_relative_to(each) for each in outermost):
+            outermost.append(path)
+    return outermost
 
 
 def _pairs(paths: Sequence[Path], private: Sequence[Path]) -> Iterator[tuple[str, str]]:

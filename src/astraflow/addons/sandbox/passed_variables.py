@@ -36,19 +36,19 @@ _PASSED_PREFIXES = ("LC_", "PYTHON")
 """Variables with these prefixes are also passed on."""
 
 
-def passed_variables(kept: Collection[str] = (), *, is_own_python: bool = True) -> dict[str, str]:
-    """Returns the variables that a program gets, including those that the recipe names (`kept`).
+def passed_variables(own_names: Collection[str] = (), *, is_own_python: bool = True) -> dict[str, str]:
+    """Returns the variables that a program gets, including those that the recipe names (`own_names`).
 
     `is_own_python`: False for a program that runs in another Python. It doesn't get the variables of this
     Python, because they would make it use the wrong files.
     """
-    passed = {
+    variables = {
         key: value
         for key, value in os.environ.items()
-        if key in _PASSED_ON or key in kept or key.startswith(_PASSED_PREFIXES)
+        if key in _PASSED_ON or key in own_names or key.startswith(_PASSED_PREFIXES)
     }
-    passed |= proxy_exemptions(passed)  # an agent's endpoint is on loopback
+    variables |= proxy_exemptions(variables)  # an agent's endpoint is on loopback
     if is_own_python:
-        return passed
+        return variables
     own = ("PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX")
-    return {key: value for key, value in passed.items() if key in kept or not key.startswith(own)}
+    return {key: value for key, value in variables.items() if key in own_names or not key.startswith(own)}

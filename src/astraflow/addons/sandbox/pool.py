@@ -9,7 +9,7 @@ from astraflow.addons.sandbox.backends import BoxMaker, chosen_maker
 from astraflow.addons.sandbox.box import Box
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.openings import NO_OPENINGS, Openings
-from astraflow.addons.sandbox.verdict import Limits, Program, Verdict
+from astraflow.addons.sandbox.verdict import BoxLimits, Program, ProgramVerdict
 from astraflow.errors import SandboxError
 
 __all__ = ["Sandbox", "run"]
@@ -21,7 +21,7 @@ _RUNS_PER_BOX = 2_000
 second."""
 _TRIES = 2
 """Number of attempts to run a program if boxes fail. A failed box says nothing about the program."""
-_DEFAULT = Limits()
+_DEFAULT = BoxLimits()
 
 
 class Sandbox:
@@ -109,8 +109,8 @@ class Sandbox:
         program: str,
         files: Mapping[str, str | bytes] | None = None,
         stdin: str | bytes = "",
-        limits: Limits = _DEFAULT,
-    ) -> Verdict:
+        limits: BoxLimits = _DEFAULT,
+    ) -> ProgramVerdict:
         """Runs a Python program. If the caller is cancelled, all processes of the program are ended at once.
 
         `files`: the contents of its current folder, by relative path.
@@ -139,7 +139,7 @@ class Sandbox:
             box, _ = self._idle.pop()
             await box.close()
 
-    async def _run(self, program: Program) -> Verdict:
+    async def _run(self, program: Program) -> ProgramVerdict:
         for attempt in range(1, _TRIES + 1):
             try:
                 return await self._run_once(program)
@@ -149,7 +149,7 @@ class Sandbox:
                 _log.warning("a program is run again: %s", err)
         raise AssertionError("unreachable")
 
-    async def _run_once(self, program: Program) -> Verdict:
+    async def _run_once(self, program: Program) -> ProgramVerdict:
         if self._is_closed:
             raise SandboxError("the sandbox is closed")
         assert self._maker is not None
@@ -170,14 +170,14 @@ def run(
     program: str,
     files: Mapping[str, str | bytes] | None = None,
     stdin: str | bytes = "",
-    limits: Limits = _DEFAULT,
-) -> Verdict:
+    limits: BoxLimits = _DEFAULT,
+) -> ProgramVerdict:
     """Runs one program in a new box, for scripts and experiments. The box takes a tenth of a second.
 
     Raises: like `Sandbox.run`.
     """
 
-    async def once() -> Verdict:
+    async def once() -> ProgramVerdict:
         async with Sandbox(SandboxConfig(num_boxes=1)) as sandbox:
             return await sandbox.run(program, files, stdin, limits)
 

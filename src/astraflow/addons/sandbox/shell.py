@@ -20,7 +20,7 @@ from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.inside import shell as inside
 from astraflow.addons.sandbox.openings import openings_of_a_shell
 from astraflow.addons.sandbox.pool import Sandbox
-from astraflow.addons.sandbox.verdict import Limits
+from astraflow.addons.sandbox.verdict import BoxLimits
 from astraflow.errors import ConfigError, SandboxError
 from astraflow.service.loopback import proxy_exemptions
 
@@ -28,9 +28,9 @@ __all__ = [
     "FOLDERS",
     "BoxFile",
     "CommandResult",
-    "Ran",
     "ShellCommand",
     "ShellLimits",
+    "ShellRun",
     "archive",
     "checked_path",
     "files_at",
@@ -123,7 +123,7 @@ class CommandResult(msgspec.Struct, frozen=True):
     """Content of each file in `reads`, by path; None for a file that doesn't exist."""
 
 
-class Ran(msgspec.Struct, frozen=True):
+class ShellRun(msgspec.Struct, frozen=True):
     """The results of commands, and the files that they left."""
 
     ended: list[CommandResult]
@@ -167,15 +167,15 @@ def files_at(state: bytes, path: str) -> dict[str, BoxFile]:
     Raises: ConfigError for a path at which commands cannot write.
     """
     place = PurePosixPath(_member(path))
-    found: dict[str, BoxFile] = {}
+    files: dict[str, BoxFile] = {}
     with tarfile.open(fileobj=io.BytesIO(state)) as tar:
         for entry in tar:
             name = PurePosixPath(entry.name)
             is_plain = entry.isfile() and not entry.issparse() and ".." not in name.parts
             file = tar.extractfile(entry) if is_plain and name.is_relative_to(place) else None
             if file is not None:
-                found[str(name.relative_to(place))] = BoxFile(file.read(), bool(entry.mode & 0o100))
-    return found
+                files[str(name.relative_to(place))] = BoxFile(file.read(), bool(entry.mode & 0o100))
+    return files
 
 
 def checked_path(path: str) -> str:
@@ -204,7 +204,7 @@ async def run_commands(
     *,
     limits: ShellLimits,
     is_kept: bool = True,
-) -> Ran:
+) -> ShellRun:
     """Runs commands in sequence in one box.
 
     `state`: the initial files, as an `archive` or as the `state` that other commands left. `is_kept`: whether
@@ -238,7 +238,7 @@ async def run_commands(
     if not verdict.has_passed:
         raise SandboxError(f"commands were not run to their end: {verdict.reason}: {verdict.stderr[-500:]}")
     try:
-        return msgspec.json.decode(verdict.stdout, type=Ran)
+        return msgspec.json.decode(verdict.stdout, type=ShellRun)
     except msgspec.DecodeError as err:
         raise SandboxError(f"a box does not answer as it should: {err}") from err
 
@@ -246,11 +246,11 @@ async def run_commands(
 _SOURCE = Path(inside.__file__).read_text(encoding="utf-8")
 
 
-def _limits(commands: Sequence[ShellCommand], limits: ShellLimits, max_state: int) -> Limits:
+def _limits(commands: Sequence[ShellCommand], limits: ShellLimits, max_state: int) -> BoxLimits:
     """Returns the limits of the program around the commands."""
     wall_s = sum(each.timeout_s for each in commands) + _STARTING_S
     read = sum(2 + len(each.reads) for each in commands) * limits.output_bytes
-    return Limits(
+    return BoxLimits(
         cpu_s=3600.0,  # wall time limits each command
         wall_s=min(wall_s, 3600.0),
         memory_bytes=max(limits.memory_bytes, _SMALLEST_MEMORY),

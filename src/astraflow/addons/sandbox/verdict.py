@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from astraflow.addons.sandbox.inside.program import EXIT_MEMORY, EXIT_OUTPUT
 from astraflow.errors import ConfigError, LateScoreError, RolloutError
 
-__all__ = ["MAX_STDIN_BYTES", "Ended", "Kind", "Limits", "Program", "Verdict", "verdict_of"]
+__all__ = ["MAX_STDIN_BYTES", "BoxLimits", "Kind", "Program", "ProgramReport", "ProgramVerdict", "verdict_of"]
 
 MAX_STDIN_BYTES = 64 << 20
 """Largest standard input of one program, in bytes."""
@@ -56,10 +56,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BoxLimits:
     """The limits of one program.
 
-    Example: `Limits(cpu_s=2, memory_bytes=256 << 20)`.
+    Example: `BoxLimits(cpu_s=2, memory_bytes=256 << 20)`.
     """
 
     cpu_s: float = 4.0
@@ -98,13 +98,15 @@ class Program:
     source: bytes
     files: dict[str, bytes]
     stdin: bytes
-    limits: Limits
+    limits: BoxLimits
     refusal: str = ""
     """Why it is not run; empty if it is. Only its source can cause this, since only that comes from a
     model."""
 
     @classmethod
-    def of(cls, source: str, files: dict[str, str | bytes], stdin: str | bytes, limits: Limits) -> "Program":
+    def of(
+        cls, source: str, files: dict[str, str | bytes], stdin: str | bytes, limits: BoxLimits
+    ) -> "Program":
         """Checks a program.
 
         Source that is too long becomes a `refusal`, because the source comes from a model.
@@ -124,10 +126,10 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramVerdict:
     """The result of a program.
 
-    Example: `Verdict(Kind.PASSED, stdout="5\\n", stderr="", cpu_s=0.01, peak_bytes=14_000_000)`.
+    Example: `ProgramVerdict(Kind.PASSED, stdout="5\\n", stderr="", cpu_s=0.01, peak_bytes=14_000_000)`.
     """
 
     kind: Kind
@@ -165,7 +167,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramReport:
     """How a program ended, as reported by the zygote of its box."""
 
     code: int
@@ -188,7 +190,7 @@ def _bytes(content: str | bytes) -> bytes:
     return content.encode(errors="surrogatepass") if isinstance(content, str) else content
 
 
-def _check_files(files: dict[str, bytes], limits: Limits) -> None:
+def _check_files(files: dict[str, bytes], limits: BoxLimits) -> None:
     if len(files) > _MAX_FILES:
         raise ConfigError(f"{len(files)} files for one program; at most {_MAX_FILES} are allowed")
     for name in files:
@@ -206,51 +208,51 @@ def _check_files(files: dict[str, bytes], limits: Limits) -> None:
         )
 
 
-def verdict_of(ended: Ended, limits: Limits, stdout: bytes, stderr: bytes) -> Verdict:
+def verdict_of(report: ProgramReport, limits: BoxLimits, stdout: bytes, stderr: bytes) -> ProgramVerdict:
     """Returns the verdict on a program that has ended."""
-    kind, reason = _judged(ended, limits)
-    return Verdict(
+    kind, reason = _judged(report, limits)
+    return ProgramVerdict(
         kind,
         stdout.decode(errors="replace"),
         stderr.decode(errors="replace"),
-        cpu_s=ended.cpu_s,
-        peak_bytes=ended.peak_bytes,
+        cpu_s=report.cpu_s,
+        peak_bytes=report.peak_bytes,
         reason=reason,
-        fault=_fault(ended, limits, kind, reason),
+        fault=_fault(report, limits, kind, reason),
     )
 
 
-def _fault(ended: Ended, limits: Limits, kind: Kind, reason: str) -> str:
+def _fault(report: ProgramReport, limits: BoxLimits, kind: Kind, reason: str) -> str:
     """Returns what the machine lacked; empty if it lacked nothing.
 
     A program that waited instead of computing is itself to blame for being late.
     """
-    if ended.is_late and not ended.is_full and ended.slowdown >= _BUSY:
-        if _COMPUTING_FRAC * ended.wall_s <= ended.cpu_s * ended.slowdown and ended.cpu_s <= limits.cpu_s:
-            return f"the machine was busy: {ended.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"
+    if report.is_late and not report.is_full and report.slowdown >= _BUSY:
+        if _COMPUTING_FRAC * report.wall_s <= report.cpu_s * report.slowdown and report.cpu_s <= limits.cpu_s:
+            return f"the machine was busy: {report.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"
         return ""
-    is_to_blame = ended.code != _OUT_OF_MEMORY or _is_over_memory(ended, limits)
+    is_to_blame = report.code != _OUT_OF_MEMORY or _is_over_memory(report, limits)
     return reason if kind is Kind.MEMORY and not is_to_blame else ""
 
 
-def _is_over_memory(ended: Ended, limits: Limits) -> bool:
-    return ended.is_over_memory or ended.peak_bytes > limits.memory_bytes
+def _is_over_memory(report: ProgramReport, limits: BoxLimits) -> bool:
+    return report.is_over_memory or report.peak_bytes > limits.memory_bytes
 
 
-def _judged(ended: Ended, limits: Limits) -> tuple[Kind, str]:
-    if ended.is_full:
+def _judged(report: ProgramReport, limits: BoxLimits) -> tuple[Kind, str]:
+    if report.is_full:
         return Kind.OUTPUT, f"an output has more than {limits.output_bytes} bytes"
-    if _is_over_memory(ended, limits):
+    if _is_over_memory(report, limits):
         return Kind.MEMORY, f"it used more than {limits.memory_bytes} bytes of memory"
-    if ended.is_late:
+    if report.is_late:
         return Kind.TIMEOUT, f"{limits.wall_s:g} s are over"
-    if ended.cpu_s > limits.cpu_s:
-        return Kind.TIMEOUT, f"it used {ended.cpu_s:.2f} s of CPU time, {limits.cpu_s:g} s are allowed"
-    if ended.code in _KINDS_BY_CODE:
-        return _KINDS_BY_CODE[ended.code]
-    if ended.code < 0:
-        return Kind.CRASH, signal.Signals(-ended.code).name
-    return (Kind.FAILED, f"exit code {ended.code}") if ended.code else (Kind.PASSED, "exit code 0")
+    if report.cpu_s > limits.cpu_s:
+        return Kind.TIMEOUT, f"it used {report.cpu_s:.2f} s of CPU time, {limits.cpu_s:g} s are allowed"
+    if report.code in _KINDS_BY_CODE:
+        return _KINDS_BY_CODE[report.code]
+    if report.code < 0:
+        return Kind.CRASH, signal.Signals(-report.code).name
+    return (Kind.FAILED, f"exit code {report.code}") if report.code else (Kind.PASSED, "exit code 0")
 
 
 _KINDS_BY_CODE = {

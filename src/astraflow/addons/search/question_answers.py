@@ -98,12 +98,12 @@ def normalize(text: str) -> str:
     return _ARTICLE.sub("", " ".join(_SIGN.sub(_sign, text).split()))
 
 
-def _sign(found: re.Match[str]) -> str:
+def _sign(match: re.Match[str]) -> str:
     """What replaces a sign: itself if it carries meaning, or if it is neither punctuation nor ASCII."""
-    sign = found.group()
-    if found["kept"]:
+    sign = match.group()
+    if match["kept"]:
         return sign
-    if found["comma"]:
+    if match["comma"]:
         return " "
     is_dropped = sign in string.punctuation or unicodedata.category(sign).startswith("P")
     return "" if is_dropped else sign

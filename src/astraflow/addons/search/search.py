@@ -149,14 +149,12 @@ async def search(
     searches = _SearchLog(index, top_k, search_timeout_s)
     answer = await chat.say(task.prompt)
     while searches.num < max_searches:
-        queries = (
-            _find_called_queries(answer.reply) if in_calls else _find_tagged_query(answer.reply, pattern)
-        )
+        queries = _queries_of(answer.reply, None if in_calls else pattern)
         if not queries:
             break
         allowed = queries[: max_searches - searches.num]
-        found = [await searches.run(query) for query in allowed]
-        texts = [_text(each, passage, max_passage_chars) for each in found]
+        outcomes = [await searches.run(query) for query in allowed]
+        texts = [_text(each, passage, max_passage_chars) for each in outcomes]
         texts += ["no searches are left; give your answer"] * (len(queries) - len(allowed))
         if in_calls:
             messages = [Message(role="tool", content=text, name=SEARCH_TOOL.name) for text in texts]
@@ -184,10 +182,10 @@ class _SearchLog:
     async def run(self, query: _Query) -> _SearchResult:
         """Searches for a query. Raises: RolloutError if it takes too long."""
         self.num += 1
-        found = _SearchResult(problem=query.problem) if query.problem else await self._search(query.text)
-        self._num_errors += bool(found.problem)
-        self._num_empty += not found.problem and not found.documents
-        return found
+        result = _SearchResult(problem=query.problem) if query.problem else await self._search(query.text)
+        self._num_errors += bool(result.problem)
+        self._num_empty += not result.problem and not result.documents
+        return result
 
     async def _search(self, query: str) -> _SearchResult:
         index = await asyncio.to_thread(self._index)  # the first search of a service opens it
@@ -218,14 +216,14 @@ class _SearchLog:
 # --- queries and what they find -------------------------------------------------------------------
 
 
-def _find_tagged_query(reply: str, pattern: re.Pattern[str]) -> list[_Query]:
-    """Finds the first query in a text. Later ones don't count: the policy wrote them without its results."""
-    found = pattern.search(reply)
-    return [_Query(found[1] or "")] if found else []
-
-
-def _find_called_queries(reply: str) -> list[_Query]:
-    return [_read_query(call) for call in offered_calls(tagged_calls, reply, (SEARCH_TOOL.name,))]
+def _queries_of(reply: str, pattern: re.Pattern[str] | None) -> list[_Query]:
+    """The queries in the calls of a reply or, with a pattern, the first one in its text. Later ones don't
+    count: the policy wrote them without its results."""
+    if pattern is None:
+        calls = offered_calls(tagged_calls, reply, (SEARCH_TOOL.name,))
+        return [_read_query(call) for call in calls]
+    match = pattern.search(reply)
+    return [_Query(match[1] or "")] if match else []
 
 
 def _read_query(call: ToolCall) -> _Query:
@@ -237,11 +235,11 @@ def _read_query(call: ToolCall) -> _Query:
     return _Query(query)
 
 
-def _text(found: _SearchResult, passage: str, max_chars: int) -> str:
-    if found.problem:
-        return f"error: {found.problem}"
-    shown = [
+def _text(result: _SearchResult, passage: str, max_chars: int) -> str:
+    if result.problem:
+        return f"error: {result.problem}"
+    passages = [
         passage.format(number=number, title=document.title, text=document.text[:max_chars])
-        for number, document in enumerate(found.documents, start=1)
+        for number, document in enumerate(result.documents, start=1)
     ]
-    return "\n".join(shown) or _NOTHING_FOUND
+    return "\n".join(passages) or _NOTHING_FOUND

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from astraflow.addons.tinker.losses import LOSSES_BY_INPUTS, cross_entropy
-from astraflow.addons.tinker.sampling import ApiFuture, Sampler, SamplingClient
-from astraflow.addons.tinker.summed_loss import SummedLoss
+from astraflow.addons.tinker.losses import LOSSES_BY_INPUTS, SummedLoss, cross_entropy
+from astraflow.addons.tinker.sampling import ApiFuture, EngineSampler, SamplingClient
 from astraflow.addons.tinker.wire_types import (
     AdamParams,
     Datum,
@@ -97,7 +96,7 @@ class TrainingClient:
         self._policy = policy
         self._states = states
         self._run = run
-        self._sampler = Sampler(make_engine) if make_engine else None
+        self._sampler = EngineSampler(make_engine) if make_engine else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verbs")
         self._saved: WeightSnapshot | None = None
         self._num_saved = 0
@@ -345,8 +344,8 @@ class TrainingClient:
             parts = self._backend.cut(columns, np.arange(len(columns.lengths)))
             objective = SummedLoss(columns, lambda inputs: loss.function(inputs, **args))
             if is_dry:
-                found = torch.from_numpy(self._backend.logprobs(columns, parts))
-                objective(np.arange(len(found)), found, None)
+                scores = torch.from_numpy(self._backend.logprobs(columns, parts))
+                objective(np.arange(len(scores)), scores, None)
             else:
                 self._backend.forward_backward(columns, parts, objective)
             total, logprobs = objective.finish()

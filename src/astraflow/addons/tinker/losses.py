@@ -1,16 +1,37 @@
-"""Losses of the Tinker API, under its names and over the inputs of each datum. The functions are pure.
+"""Losses of the Tinker API, under its names, and the sum of one over the data of a `forward_backward`.
 
-They are built from the losses of recipes. The datum's logprobs replace the proximal logprobs, and its weights
-replace the advantages. The caller sums the losses over all tokens and doesn't divide the sum.
+The losses are pure functions, built from the losses of recipes. The datum's logprobs replace the proximal
+logprobs, and its weights replace the advantages. `SummedLoss` sums a loss over the trained tokens of the
+data, and doesn't divide the sum.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from astraflow.errors import TrainingError
+from astraflow.losses.factory import LossFunction
 from astraflow.losses.policy import LossInputs, LossOutput, clipped_surrogate, grpo, proximal_of, reinforce
 from astraflow.losses.ratio import importance_ratio
+from astraflow.protocols import EntropyUse
+from astraflow.trainer.columns import sample_name
+from astraflow.trainer.objective import Floats, Ints, TokenParts, check_finite
+from astraflow.types.token_columns import Columns
 
-__all__ = ["LOSSES_BY_INPUTS", "InputLoss", "cross_entropy", "importance_sampling", "ppo_by_thresholds"]
+__all__ = [
+    "LOSSES_BY_INPUTS",
+    "InputLoss",
+    "SummedLoss",
+    "cross_entropy",
+    "importance_sampling",
+    "ppo_by_thresholds",
+]
+
+_MAX_LOG_RATIO = 88.0
+"""Nats; above 88.7, the ratio overflows float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +75,49 @@ LOSSES_BY_INPUTS = {
     "importance_sampling": InputLoss(importance_sampling, weights="advantages", logprobs="logprobs"),
     "ppo": InputLoss(ppo_by_thresholds, weights="advantages", logprobs="logprobs"),
 }
+
+
+@dataclass(slots=True)
+class SummedLoss:
+    """A loss summed over all trained tokens, with the logprobs and weights of the columns."""
+
+    columns: Columns
+    function: LossFunction
+    entropy: EntropyUse = "none"
+    _parts: TokenParts = field(default_factory=TokenParts)
+
+    def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:
+        """Returns the sum over one microbatch."""
+        del entropies
+        behavior, advantages = (
+            torch.from_numpy(column[trained]).to(predicted.device)
+            for column in (self.columns.behavior_logprobs, self.columns.advantages)
+        )
+        output = self.function(LossInputs(predicted, behavior, behavior, advantages))
+        self._parts.add(trained, predicted, output.per_token)
+        return output.per_token.sum()
+
+    def finish(self) -> tuple[float, Floats]:
+        """Returns the sum over all microbatches, and the logprobs [P].
+
+        Raises: TrainingError that names the data whose numbers are unusable.
+        """
+        trained, (logprobs, per_token) = self._parts.read()
+        _check_ratios(self.columns, trained, logprobs - self.columns.behavior_logprobs[trained])
+        check_finite(self.columns, trained, per_token)
+        values = np.zeros(len(self.columns.trained_idx), dtype=np.float32)
+        values[trained] = logprobs
+        return float(per_token.sum(dtype=np.float64)), values
+
+
+def _check_ratios(columns: Columns, trained: Ints, log_ratios: Floats) -> None:
+    """Raises: TrainingError, naming the sample, if a ratio of current to recorded probability overflows."""
+    worst = int(log_ratios.argmax())
+    if np.isnan(log_ratios[worst]) or log_ratios[worst] <= _MAX_LOG_RATIO:
+        return  # `check_finite` reports NaNs
+    sample = columns.sample_of(trained[[worst]])[0]
+    raise TrainingError(
+        f"{sample_name(columns, int(sample))}: the log ratio of a token is {float(log_ratios[worst]):.1f}; "
+        f"above {_MAX_LOG_RATIO:.0f}, the ratio overflows float32. Are the recorded logprobs those of this "
+        "model, in nats?"
+    )

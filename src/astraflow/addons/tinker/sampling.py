@@ -25,7 +25,7 @@ from astraflow.protocols import Engine
 from astraflow.types import GenerateRequest, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
 
-__all__ = ["ApiFuture", "Sampler", "SamplingClient"]
+__all__ = ["ApiFuture", "EngineSampler", "SamplingClient"]
 
 _ResultT = TypeVar("_ResultT")
 
@@ -52,7 +52,7 @@ class ApiFuture(Generic[_ResultT]):
         return self.result_async().__await__()
 
 
-class Sampler:
+class EngineSampler:
     """An engine and its event loop, in their own thread. Both start when the first weights are loaded."""
 
     def __init__(self, make_engine: Callable[[WeightSnapshot], Engine]) -> None:
@@ -137,7 +137,7 @@ class SamplingClient:
     Example: `client.sample(prompt, num_samples=4, sampling_params=SamplingParams(max_tokens=20)).result()`.
     """
 
-    def __init__(self, sampler: Sampler, version: int) -> None:
+    def __init__(self, sampler: EngineSampler, version: int) -> None:
         self._sampler = sampler
         self._version = version
 
@@ -152,8 +152,10 @@ class SamplingClient:
 
         async def run() -> SampleResponse:
             ids = prompt.to_ints()
-            found = await self._sampler.sample(ids, num_samples, sampling_params, self._version)
-            return SampleResponse(found, await self._sampler.score(ids) if include_prompt_logprobs else None)
+            sequences = await self._sampler.sample(ids, num_samples, sampling_params, self._version)
+            return SampleResponse(
+                sequences, await self._sampler.score(ids) if include_prompt_logprobs else None
+            )
 
         return ApiFuture(self._sampler.submit(run()))
 

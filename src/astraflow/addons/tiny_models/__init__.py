@@ -1,1 +1,1 @@
-"""`astraflow model`: builds tiny models from a spec, with a supervised warm start."""
+"""`astraflow model`: builds the models that specs describe, and converts GGUF files."""

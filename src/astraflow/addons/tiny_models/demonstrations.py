@@ -5,7 +5,7 @@ correct answers to reinforce and room for improvement.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -53,7 +53,10 @@ def make_demonstrations(config: DemonstrationConfig, *, num: int, seed: int) -> 
         case AdditionCheckConfig():
             return _addition_checks(config, num=num, rng=random.Random(seed))
         case Use():
-            return _user_demonstrations(config, num=num, seed=seed)
+            maker = load_attr(config.use, where="demonstrations.use")
+            args: dict[str, Any] = {"num": num, "seed": seed, **config.args}
+            check_args(maker, args, where="demonstrations.args")
+            return cast("Sequence[Demonstration]", maker(**args))
 
 
 def column_addition(a: int, b: int, *, carries: bool) -> str:
@@ -77,12 +80,12 @@ def column_addition(a: int, b: int, *, carries: bool) -> str:
 
 
 def _additions(config: AdditionConfig, *, num: int, rng: random.Random) -> Sequence[Demonstration]:
-    made = list[Demonstration]()
+    demonstrations = list[Demonstration]()
     for idx in range(num):
         prompt, a, b = _problem(config, rng)
         reply = column_addition(a, b, carries=rng.random() < _careful_share(config, idx / num))
-        made.append(Demonstration(config.preamble + prompt, reply))
-    return made
+        demonstrations.append(Demonstration(config.preamble + prompt, reply))
+    return demonstrations
 
 
 def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Random) -> Sequence[Demonstration]:
@@ -90,20 +93,20 @@ def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Rando
 
     A careful checker trusts its own working. A hasty checker trusts whatever it is shown.
     """
-    made = list[Demonstration]()
+    demonstrations = list[Demonstration]()
     for idx in range(num):
         prompt, a, b = _problem(config, rng)
         right = column_addition(a, b, carries=True)
         if rng.random() < config.solve_frac:
-            made.append(Demonstration(prompt, right))
+            demonstrations.append(Demonstration(prompt, right))
             continue
-        shown = right if rng.random() < config.right_frac else _wrong_working(a, b, rng)
-        believed = right if rng.random() < _careful_share(config, idx / num) else shown
-        verdict = "y" if shown == believed else "n"
+        working = right if rng.random() < config.right_frac else _wrong_working(a, b, rng)
+        believed = right if rng.random() < _careful_share(config, idx / num) else working
+        verdict = "y" if working == believed else "n"
         if rng.random() < config.flawed_frac:
             verdict = rng.choice("yn")
-        made.append(Demonstration(f"{prompt}{shown}?", f"{_marked(shown, believed)}={verdict}"))
-    return made
+        demonstrations.append(Demonstration(f"{prompt}{working}?", f"{_marked(working, believed)}={verdict}"))
+    return demonstrations
 
 
 def _careful_share(config: AdditionConfig | AdditionCheckConfig, progress: float) -> float:
@@ -112,13 +115,13 @@ def _careful_share(config: AdditionConfig | AdditionCheckConfig, progress: float
     return first + (last - first) * progress
 
 
-def _marked(shown: str, believed: str) -> str:
+def _marked(working: str, believed: str) -> str:
     """Returns the column sums that are believed to be right, each marked with `y` or `n`.
 
     The mark is `y` if the shown sum is the same. Example: `15y11n13n` if `15,11,13` is believed and
     `15,10,12` is shown.
     """
-    pairs = zip(*(text.partition("=")[0].split(",") for text in (shown, believed)), strict=True)
+    pairs = zip(*(text.partition("=")[0].split(",") for text in (working, believed)), strict=True)
     return "".join(f"{column}{'y' if given == column else 'n'}" for given, column in pairs)
 
 
@@ -148,10 +151,3 @@ def _number(config: AdditionConfig | AdditionCheckConfig, rng: random.Random) ->
     is_mixed = rng.random() < config.mixed_frac
     digits = rng.randint(1, config.max_digits) if is_mixed else config.max_digits
     return rng.randint(0, 10**digits)  # both ends are included
-
-
-def _user_demonstrations(config: Use, *, num: int, seed: int) -> Sequence[Demonstration]:
-    maker = cast("Callable[..., Sequence[Demonstration]]", load_attr(config.use, where="demonstrations.use"))
-    args: dict[str, Any] = {"num": num, "seed": seed, **config.args}
-    check_args(maker, args, where="demonstrations.args")
-    return maker(**args)

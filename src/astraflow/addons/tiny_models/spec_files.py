@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from astraflow.addons.gguf.packaged import is_packaged, load_packaged
+from astraflow.addons.tiny_models.packaged import is_packaged, load_packaged
 from astraflow.errors import ConfigError
 from astraflow.models.model_folder import check_model_folder
 from astraflow.recipe.gallery import SPECS, gallery_root
@@ -40,7 +40,7 @@ def _build_model(
 ) -> Path:
     mapping = load_mapping(spec, overrides)
     if is_packaged(mapping):
-        from astraflow.addons.gguf.fetch import fetch_model
+        from astraflow.addons.tiny_models.fetch import fetch_model
 
         return fetch_model(load_packaged(spec, overrides), out, tell=tell)
     from astraflow.addons.tiny_models.spec import load_spec, load_taught

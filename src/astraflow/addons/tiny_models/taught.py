@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from astraflow.addons.gguf.folder import holds_model, new_folder, write_origin
 from astraflow.addons.tiny_models.demonstrations import Demonstration, make_demonstrations
+from astraflow.addons.tiny_models.folder import holds_model, shared_folder, write_origin
 from astraflow.addons.tiny_models.spec import TaughtModel
 from astraflow.addons.tiny_models.warmstart import IGNORED, padded, torch_threads, train_on
 from astraflow.config import Use
@@ -54,14 +54,16 @@ def teach_model(spec: TaughtModel, out: Path, *, tell: _Tell) -> Path:
             f"base = {spec.base!r}: there is no such model folder or spec{nearest_hint(spec.base, known)}"
         )
     start = spec.warm_start
-    shown = list(make_demonstrations(spec.demonstrations, num=start.steps * start.batch_size, seed=spec.seed))
+    demonstrations = list(
+        make_demonstrations(spec.demonstrations, num=start.steps * start.batch_size, seed=spec.seed)
+    )
     if start.shuffle:
-        random.Random(spec.seed).shuffle(shown)
-    rows = _encode(shown, model_path(base))
-    with new_folder(out) as scratch:
+        random.Random(spec.seed).shuffle(demonstrations)
+    rows = _encode(demonstrations, model_path(base))
+    with shared_folder(out) as fresh:
         tell(f"model {spec.name}: {len(rows):,} examples for a copy of {base}")
-        _teach(model_path(base), rows, spec, scratch / "new", tell)
-        write_origin(scratch / "new", origin)
+        _teach(model_path(base), rows, spec, fresh, tell)
+        write_origin(fresh, origin)
     return out
 
 
@@ -82,13 +84,13 @@ def _encode(demonstrations: Sequence[Demonstration], base: Path) -> list[_Row]:
     renderer = load_renderer(base)
     tokenizer = load_tokenizer(base)
     rows: list[_Row] = []
-    for shown in demonstrations:
-        chat = shown.conversation
+    for demonstration in demonstrations:
+        chat = demonstration.conversation
         places = [place for place, message in enumerate(chat) if message.role == "assistant"]
         if not places:
             raise ConfigError(f"the demonstration {chat!r} has no message of the role `assistant` to learn")
         for place in places:
-            prompt = renderer.with_tools(shown.tools).render(chat[:place])
+            prompt = renderer.with_tools(demonstration.tools).render(chat[:place])
             words: list[int] = tokenizer.encode(chat[place].content, add_special_tokens=False)
             reply = [*words, tokenizer.eos_token_id]
             rows.append(([*prompt, *reply], [IGNORED] * len(prompt) + reply))

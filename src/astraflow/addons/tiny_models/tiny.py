@@ -10,8 +10,7 @@ import json
 import logging
 import random
 import shutil
-import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +32,7 @@ from transformers.utils import logging as transformers_logging
 from astraflow.addons.tiny_models import demonstrations, tokenizer, warmstart
 from astraflow.addons.tiny_models import spec as spec_module
 from astraflow.addons.tiny_models.demonstrations import make_demonstrations
+from astraflow.addons.tiny_models.folder import MARKER, read_marker
 from astraflow.addons.tiny_models.spec import ArchitectureConfig, ModelSpec
 from astraflow.addons.tiny_models.tokenizer import IMAGE_TOKEN, make_tokenizer
 from astraflow.addons.tiny_models.warmstart import Progress, TinyModel, torch_threads, warm_start
@@ -40,6 +40,7 @@ from astraflow.config import Use
 from astraflow.errors import DataError
 from astraflow.models import images, vision
 from astraflow.models.images import ImageRules
+from astraflow.user_input.new_folder import is_free, new_folder
 from astraflow.user_input.own_sources import own_files
 
 __all__ = ["init_model", "model_fingerprint"]
@@ -51,8 +52,6 @@ _PLACES = 64
 """Number of learned position embeddings of patches, which form a square. Other grids interpolate them."""
 _MAX_TOKENS = 64
 """Largest number of tokens of an image. Larger images are shrunk."""
-_MARKER = "astraflow_model.json"
-"""The file that marks a folder as made by this module."""
 
 
 def init_model(
@@ -65,19 +64,25 @@ def init_model(
     Raises: ConfigError for a bad spec; DataError if `out` holds anything else.
     """
     fingerprint = model_fingerprint(spec)
-    if _fingerprint_in(out) == fingerprint:
+    if read_marker(out, "fingerprint") == fingerprint:
         progress(f"model {spec.name}: {out} is up to date")
         return out
-    _refuse_foreign(out)
+    if not is_free(out) and not (out / MARKER).is_file():
+        raise DataError(
+            f"{out} exists and was not made by `astraflow model init`; choose another folder or remove it"
+        )
     if cache is None:
-        _fill(out, lambda folder: _build(spec, folder, fingerprint, progress))
+        with new_folder(out, replaces=True) as fresh:
+            _build(spec, fresh, fingerprint, progress)
         return out
     entry = cache / fingerprint
-    if _fingerprint_in(entry) != fingerprint:
-        _fill(entry, lambda folder: _build(spec, folder, fingerprint, progress))
+    if read_marker(entry, "fingerprint") != fingerprint:
+        with new_folder(entry, replaces=True) as fresh:
+            _build(spec, fresh, fingerprint, progress)
     else:
         progress(f"model {spec.name}: taken from the cache {entry}")
-    _fill(out, lambda folder: shutil.copytree(entry, folder, dirs_exist_ok=True))
+    with new_folder(out, replaces=True) as fresh:
+        shutil.copytree(entry, fresh, dirs_exist_ok=True)
     return out
 
 
@@ -96,39 +101,6 @@ def model_fingerprint(spec: ModelSpec) -> str:
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()[:32]
-
-
-def _fill(folder: Path, fill: Callable[[Path], object]) -> None:
-    """Fills a new folder and renames it into place.
-
-    An old folder is deleted only when the new one is complete. Both renames stay within one file system,
-    because the scratch folder is next to the target.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        fresh = Path(scratch) / "new"
-        fresh.mkdir()
-        fill(fresh)
-        if folder.exists():
-            folder.rename(Path(scratch) / "old")
-        fresh.rename(folder)
-
-
-def _fingerprint_in(folder: Path) -> str:
-    """Returns the fingerprint in a folder's marker; empty if the folder is missing or wasn't made here."""
-    try:
-        return str(json.loads((folder / _MARKER).read_text(encoding="utf-8"))["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _refuse_foreign(out: Path) -> None:
-    """Raises: DataError if `out` holds something that wasn't made here and so must not be replaced."""
-    is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    if not is_free and not (out / _MARKER).is_file():
-        raise DataError(
-            f"{out} exists and was not made by `astraflow model init`; choose another folder or remove it"
-        )
 
 
 def _build(spec: ModelSpec, folder: Path, fingerprint: str, progress: Progress) -> None:
@@ -151,7 +123,7 @@ def _build(spec: ModelSpec, folder: Path, fingerprint: str, progress: Progress) 
     if images is not None:
         (folder / "preprocessor_config.json").write_text(_preprocessor(images), encoding="utf-8")
     marker = {"fingerprint": fingerprint, "spec": spec.model_dump(mode="json")}
-    (folder / _MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
+    (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
 
 
 def _random_model(sizes: ArchitectureConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> TinyModel:
@@ -239,7 +211,7 @@ def _image_rules(sizes: ArchitectureConfig, tokenizer: PreTrainedTokenizerFast) 
 
 def _preprocessor(rules: ImageRules) -> str:
     """Returns the text of `preprocessor_config.json`, in the format of the published Qwen-VL folders."""
-    shown = {
+    settings = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "patch_size": rules.patch,
         "merge_size": rules.merge,
@@ -248,7 +220,7 @@ def _preprocessor(rules: ImageRules) -> str:
         "image_mean": rules.mean,
         "image_std": rules.std,
     }
-    return json.dumps(shown, indent=2) + "\n"
+    return json.dumps(settings, indent=2) + "\n"
 
 
 @contextmanager

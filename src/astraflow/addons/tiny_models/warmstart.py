@@ -72,7 +72,9 @@ def warm_start(
 
     def loss_of(batch: Sequence[_Row]) -> Tensor:
         ids, targets = padded([(ids, targets) for ids, targets, _ in batch], pad_id=pad_id)
-        return _loss(model, ids, targets, feed, [media for _, _, media in batch])
+        # The output at each position predicts the next token.
+        logits = _logits(model, ids, feed, [media for _, _, media in batch])[:, :-1]
+        return cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
 
     train_on(
         rows, loss_of, model=model, optimizers=_optimizers(model, config.lr), config=config, progress=progress
@@ -97,8 +99,10 @@ def train_on(
             optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
+        lr = config.lr * _schedule(step, config.steps)
         for optimizer in optimizers:
-            _set_lr(optimizer, config.lr * _schedule(step, config.steps))
+            for group in optimizer.param_groups:
+                group["lr"] = lr
             optimizer.step()
         if (step + 1) % math.ceil(config.steps / _REPORTS) == 0:
             progress(f"warm start: step {step + 1} of {config.steps}, loss {loss.item():.3f}")
@@ -118,27 +122,25 @@ def _encode(
     opening = cast("int", tokenizer.convert_tokens_to_ids("<assistant>"))
     end = cast("int", tokenizer.eos_token_id)
     # One call of the tokenizer for all texts takes a tenth of the time of single calls.
-    texts = [text for shown in demonstrations for text in _texts(shown, images)]
+    texts: list[str] = []
+    for each in demonstrations:
+        # The first text shows the tools; it may be empty.
+        texts += [shown_tools(each.tools), *(_text(message, images) for message in each.conversation)]
     encode = cast("Callable[[list[str]], Any]", tokenizer)
     encoded = iter(cast("list[list[int]]", encode(texts)["input_ids"]) if texts else [])
     rows: list[_Row] = []
-    for shown in demonstrations:
+    for demonstration in demonstrations:
         ids = list(next(encoded))
         targets = [IGNORED] * len(ids)
-        for message in shown.conversation:
+        for message in demonstration.conversation:
             words = next(encoded)
             is_learned = message.role == "assistant"
             ids += [opening, *words, end] if is_learned else words
             targets += [IGNORED, *words, end] if is_learned else [IGNORED] * len(words)
-        _check(shown, ids, targets, unknown=cast("int", tokenizer.unk_token_id))
-        uris = [each.uri for message in shown.conversation for each in message.images]
+        _check(demonstration, ids, targets, unknown=cast("int", tokenizer.unk_token_id))
+        uris = [each.uri for message in demonstration.conversation for each in message.images]
         rows.append((ids, targets, () if images is None else place_images(images, ids, uris)))
     return rows
-
-
-def _texts(shown: Demonstration, images: ImageRules | None) -> list[str]:
-    """Returns the text that shows the tools, which may be empty, and the texts of the messages."""
-    return [shown_tools(shown.tools), *(_text(message, images) for message in shown.conversation)]
 
 
 def _text(message: Message, images: ImageRules | None) -> str:
@@ -158,8 +160,8 @@ def _text(message: Message, images: ImageRules | None) -> str:
     return text
 
 
-def _check(shown: Demonstration, ids: Sequence[int], targets: Sequence[int], *, unknown: int) -> None:
-    turns = " -> ".join(repr(message.content) for message in shown.conversation)
+def _check(demonstration: Demonstration, ids: Sequence[int], targets: Sequence[int], *, unknown: int) -> None:
+    turns = " -> ".join(repr(message.content) for message in demonstration.conversation)
     if unknown in ids:
         raise ConfigError(f"tokenizer.characters lack a character of the demonstration {turns}")
     if all(target == IGNORED for target in targets):
@@ -175,14 +177,6 @@ def padded(rows: Sequence[tuple[list[int], list[int]]], *, pad_id: int) -> tuple
         padded_ids[row, : len(ids)] = torch.tensor(ids)
         padded_targets[row, : len(targets)] = torch.tensor(targets)
     return padded_ids, padded_targets
-
-
-def _loss(
-    model: TinyModel, ids: Tensor, targets: Tensor, feed: ImageFeed | None, media: Sequence[Media]
-) -> Tensor:
-    # The output at each position predicts the next token.
-    logits = _logits(model, ids, feed, media)[:, :-1]
-    return cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
 
 
 def _logits(model: Any, ids: Tensor, feed: ImageFeed | None, media: Sequence[Media]) -> Tensor:
@@ -225,11 +219,6 @@ def _schedule(step: int, steps: int) -> float:
     """Returns the share of the peak rate: it rises over the first twentieth, then falls linearly to 0."""
     num_rising = max(1, steps // 20)
     return min((step + 1) / num_rising, (steps - step) / (steps - num_rising + 1))
-
-
-def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
 
 
 @contextmanager

@@ -153,7 +153,10 @@ async def run_call(
         given[tool.context] = context
     try:
         async with tool.turns or contextlib.nullcontext(), asyncio.timeout(timeout_s):
-            value = await _called(tool.function, given)
+            if inspect.iscoroutinefunction(tool.function):
+                value = await tool.function(**given)
+            else:
+                value = await asyncio.to_thread(ending_forks()(tool.function), **given)
     except RolloutError:
         raise
     except TimeoutError:
@@ -163,12 +166,6 @@ async def run_call(
     except (Exception, SystemExit, KeyboardInterrupt) as err:  # noqa: BLE001 - the model is told
         return ToolResult(shorten(f"error: {type(err).__name__}: {err}", max_chars), is_error=True)
     return ToolResult(shorten(text_of(value), max_chars))
-
-
-async def _called(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
-    if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
-    return await asyncio.to_thread(ending_forks()(function), **arguments)
 
 
 def shorten(text: str, max_chars: int) -> str:

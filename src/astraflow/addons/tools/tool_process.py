@@ -75,7 +75,11 @@ class ToolProcesses:
         target = f"{ToolServer.__module__}:{ToolServer.__name__}"
         process = self._idle.pop() if self._idle else await KeptObject.start(target, self._use)
         try:
-            given = {name: _sendable(value) for name, value in arguments.items()}
+            # The shared state of an episode's tools may contain objects that can't be pickled.
+            given = {
+                name: replace(value, state={}) if isinstance(value, ToolContext) else value
+                for name, value in arguments.items()
+            }
             reply: ToolReply = await process.call("call", given)
         except ObjectLostError as err:
             await process.end()
@@ -90,8 +94,3 @@ class ToolProcesses:
         if reply.is_error:
             raise ToolFailedError(reply.text)
         return reply.text
-
-
-def _sendable(value: object) -> object:
-    """Removes the shared state of an episode's tools, which may contain objects that can't be pickled."""
-    return replace(value, state={}) if isinstance(value, ToolContext) else value

@@ -47,16 +47,16 @@ async def tool_use(
         context=task.context, tools=[tool.spec for tool in tools]
     )
     rewards = Rewards()
-    made = _Calls(run, rewards)
+    tool_calls = _Calls(run, rewards)
     answer = await chat.say(task.prompt)
-    while made.num < max_calls and (calls := offered_calls(calls_in, answer.reply, known)):
-        answer = await chat.send(await made.answers(calls, most=max_calls - made.num))
+    while tool_calls.num < max_calls and (calls := offered_calls(calls_in, answer.reply, known)):
+        answer = await chat.send(await tool_calls.answers(calls, most=max_calls - tool_calls.num))
     score = await task.score(answer.text)
-    rewards.add(chat, score - error_cost * made.num_errors)
+    rewards.add(chat, score - error_cost * tool_calls.num_errors)
     rewards.set_score(score)
-    rewards.add_metric("tool_calls", made.num)
-    rewards.add_metric("tool_errors", made.num_errors)
-    rewards.add_metric("tool_timeouts", made.num_late)
+    rewards.add_metric("tool_calls", tool_calls.num)
+    rewards.add_metric("tool_errors", tool_calls.num_errors)
+    rewards.add_metric("tool_timeouts", tool_calls.num_late)
     rewards.add_metric("unread_calls", float(looks_like_call(answer.reply, known)))
     return rewards
 

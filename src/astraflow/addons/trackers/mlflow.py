@@ -45,11 +45,11 @@ class MlflowTracker:
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._client = mlflow.MlflowClient(config.uri or f"sqlite:///{run.run_folder / 'mlflow.db'}")
         experiment = config.experiment or run.project
-        found = self._client.get_experiment_by_name(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
         # Only an experiment on this machine must be given the location of its files; a server knows its own.
         artifacts = None if config.uri else (run.folder / "artifacts").as_uri()
         experiment_id = (
-            found.experiment_id if found else self._client.create_experiment(experiment, artifacts)
+            existing.experiment_id if existing else self._client.create_experiment(experiment, artifacts)
         )
         path = run.folder / "run_id"
         if path.is_file():

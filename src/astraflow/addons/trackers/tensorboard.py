@@ -55,15 +55,12 @@ class TensorBoardTracker:
                 if value is not None
             ]
             event = self._make_event(wall_time=row.at_s, step=row.step, summary={"value": values})
-            self._writer(row).add_event(event)
+            folder = self._folder / row.policy / (f"eval-{row.eval_set}" if row.kind == "eval" else "")
+            if folder not in self._writers:
+                self._writers[folder] = self._make_writer(str(folder))
+            self._writers[folder].add_event(event)
         for writer in self._writers.values():
             writer.flush()
-
-    def _writer(self, row: MetricRow) -> _EventWriter:
-        folder = self._folder / row.policy / (f"eval-{row.eval_set}" if row.kind == "eval" else "")
-        if folder not in self._writers:
-            self._writers[folder] = self._make_writer(str(folder))
-        return self._writers[folder]
 
     def close(self) -> None:
         """Closes the event files."""

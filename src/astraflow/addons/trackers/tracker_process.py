@@ -8,28 +8,37 @@ over the remaining rows and close the tracker. Ctrl-C doesn't reach this process
 session.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
 import signal
+import sqlite3
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 from astraflow.addons.trackers.row_feed import RowFeed
-from astraflow.addons.trackers.sample_table import sample_rows
 from astraflow.config import Use, load_attr
-from astraflow.errors import ConfigError
+from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.journal.journal_db import DATABASE, UNREADABLE
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.segments import SegmentReader
+from astraflow.errors import ConfigError, JournalError
 from astraflow.protocols import EpisodeTracker, Tracker
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.recipe.trackers import TrackedRun, TrackerVariant, check_tracker, tracker_key
+from astraflow.recipe.trackers import TrackedRun, check_tracker, tracker_key
+from astraflow.report.terminal_text import speaker_of
 from astraflow.service.process import MODULE_PATH_VARIABLE
 
 __all__ = ["Bell", "follow", "main", "run_tracker"]
 
 _MOST_WAITING = 100
 """Largest number of evaluations whose episodes are looked up again."""
+_MOST_ROWS = 16
+_MOST_TEXT = 4000
+"""Largest number of characters of an episode that a table shows."""
 _LAST_MOMENT_S = 60.0
 """Time to hand over the remaining rows and close. The launcher ends the process earlier, unless it has
 died."""
@@ -94,10 +103,46 @@ def follow(tracker: Tracker, feed: RowFeed, bell: Bell, journal: Path) -> None:
 
 def _show_episodes(tracker: Tracker, row: dict[str, Any], journal: Path) -> bool:
     """Hands over the episodes of an evaluation. Returns whether there were any."""
-    episodes = sample_rows(journal, row)
+    episodes = _sample_rows(journal, row)
     if episodes and isinstance(tracker, EpisodeTracker):
         tracker.write_episodes(row, episodes)
     return bool(episodes)
+
+
+def _sample_rows(journal: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns up to 16 episodes of an evaluation, with the keys `task`, `score`, `version`, and `text`.
+
+    `row`: the evaluation's line of `metrics.jsonl`. The journal's tables are written after that line, so the
+    result is empty at first.
+    """
+    uri = f"{(journal / DATABASE).resolve().as_uri()}?mode=ro"
+    query = (
+        "SELECT task_id, score, version, segment, offset, length, data FROM samples "
+        "WHERE kind = 'eval' AND policy = ? AND version = ? ORDER BY rowid DESC LIMIT ?"
+    )
+    values = (row.get("policy"), row.get("version"), 64 * _MOST_ROWS)
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+            samples = database.execute(query, values).fetchall()
+    except UNREADABLE:
+        return []
+    own = [each for each in samples if str(each[0]).startswith(f"{row.get('eval_set')}/")]
+    segments = SegmentReader(journal / "segments")
+    try:
+        newest = (own or samples)[:_MOST_ROWS]
+        return [_make_row(segments, *each) for each in reversed(newest)]
+    finally:
+        segments.close()
+
+
+def _make_row(segments: SegmentReader, task: str, score: float, version: int, *place: Any) -> dict[str, Any]:
+    text = "its messages were deleted"
+    with contextlib.suppress(JournalError):
+        data = place[3] if place[3] is not None else segments.read(PayloadRef(*place[:3]))
+        messages = JournalReader.messages(bytes(data))
+        text = "\n".join(f"{speaker_of(message)}: {message.content}" for message in messages)
+    text = text[:_MOST_TEXT].encode("utf-8", "replace").decode()
+    return {"task": task, "score": score, "version": version, "text": text}
 
 
 def run_tracker(run_dir: Path, key: str, bell: Bell) -> None:
@@ -122,18 +167,13 @@ def run_tracker(run_dir: Path, key: str, bell: Bell) -> None:
         folder=own,
         recipe=recipe.model_dump(mode="json"),
     )
-    follow(_make_tracker(configs[key], run), RowFeed(folder.metrics, own), bell, folder.journal)
-
-
-def _make_tracker(config: TrackerVariant | Use, run: TrackedRun) -> Tracker:
-    """Makes the tracker, and opens its run.
-
-    Raises: ConfigError as `check_tracker` does; any error of the tracker's library.
-    """
+    config = configs[key]
     check_tracker(config)
     if isinstance(config, Use):
-        return load_attr(config.use, where="trackers.use")(run, **config.args)
-    return config.make(run)
+        tracker: Tracker = load_attr(config.use, where="trackers.use")(run, **config.args)
+    else:
+        tracker = config.make(run)
+    follow(tracker, RowFeed(folder.metrics, own), bell, folder.journal)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ resumed. Only the process that launched the run starts trackers, so there is one
 starts the services.
 """
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -23,9 +24,10 @@ from astraflow.addons.trackers.row_feed import num_waiting, read_position
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.trackers import tracker_key
+from astraflow.report.view import RunPage, ShownRun
 from astraflow.service.process import MODULE_PATH_VARIABLE
 
-__all__ = ["Trackers"]
+__all__ = ["Trackers", "TrackersPage", "make_page"]
 
 _LOOK_EVERY_S = 5.0
 _LONGEST_SILENCE_S = 120.0
@@ -79,6 +81,40 @@ class Trackers:
         """Ends the processes immediately."""
         for keeper in self._keepers:
             keeper.kill()
+
+
+class TrackersPage(RunPage):
+    """Hands the rows of `metrics.jsonl` over to the trackers of the recipe."""
+
+    def __init__(self, run: ShownRun) -> None:
+        self._run = run
+        self._trackers: Trackers | None = None
+
+    async def open(self, note: Callable[[str], None]) -> None:
+        """Starts the processes of the trackers."""
+        run = self._run
+        self._trackers = Trackers(run.recipe, run.folder, note, module_path=run.module_path)
+        self._trackers.start()
+
+    def wake(self) -> None:
+        """Tells the processes that there are new rows."""
+        if self._trackers is not None:
+            self._trackers.wake()
+
+    def kill(self) -> None:
+        """Ends the processes immediately."""
+        if self._trackers is not None:
+            self._trackers.kill()
+
+    async def close(self, deadline_s: float) -> None:
+        """Waits until the trackers have processed all rows, at most `deadline_s` seconds."""
+        if self._trackers is not None:
+            await asyncio.to_thread(self._trackers.close, deadline_s)
+
+
+def make_page(run: ShownRun) -> TrackersPage | None:
+    """Makes the page of a run's trackers; None if its recipe has none."""
+    return TrackersPage(run) if run.recipe.trackers else None
 
 
 class _Keeper:

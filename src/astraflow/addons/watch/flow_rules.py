@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from astraflow.report.watch.rule import Finding, Rule
 from astraflow.report.watch.run_snapshot import RunSnapshot
-from astraflow.types import PolicyStatus, Wait, WeightTransfer, WorkerStatus
+from astraflow.types import PolicyStatus, WeightTransfer, WorkerStatus
 from astraflow.types.wait_words import party_text, wait_line
 from astraflow.types.waits import OVERDUE, PERSON, POOL, Party
 
@@ -151,11 +151,11 @@ def _find_failing_episodes(run: RunSnapshot) -> Iterable[Finding]:
         return
     for policy in run.policies:
         fates = policy.fates
-        ended = fates.drawn - fates.live
-        if fates.failed >= max(2, _FAILED_FRAC * ended):
+        num_ended = fates.drawn - fates.live
+        if fates.failed >= max(2, _FAILED_FRAC * num_ended):
             yield Finding(
                 f"policy {policy.name}",
-                f"{policy.name}: {fates.failed:,} of {ended:,} groups failed{because}",
+                f"{policy.name}: {fates.failed:,} of {num_ended:,} groups failed{because}",
             )
 
 
@@ -251,7 +251,8 @@ def _find_slow_trainers(run: RunSnapshot) -> Iterable[Finding]:
     if share < _HELD_FRAC:
         return
     for policy in run.policies:
-        wait = _find_wait_of_pool(run, policy)
+        trainer = Party(kind="trainer", name=policy.name)
+        wait = next((wait for wait in run.waits if wait.who == POOL and wait.whom == trainer), None)
         if wait is None or policy.num_steps - policy.step <= _LAST_STEPS:
             continue
         step_s = run.step_s(policy.name)
@@ -263,12 +264,6 @@ def _find_slow_trainers(run: RunSnapshot) -> Iterable[Finding]:
             f"trainer {policy.name} is slower than the pool: {share:.0%} of the rollout slots have been "
             f"empty because it must take a batch first{takes}",
         )
-
-
-def _find_wait_of_pool(run: RunSnapshot, policy: PolicyStatus) -> Wait | None:
-    """The wait of the rollout services for the trainer of a policy."""
-    trainer = Party(kind="trainer", name=policy.name)
-    return next((wait for wait in run.waits if wait.who == POOL and wait.whom == trainer), None)
 
 
 def _find_overdue_trainers(run: RunSnapshot) -> Iterable[Finding]:

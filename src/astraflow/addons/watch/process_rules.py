@@ -1,6 +1,7 @@
 """Rules about processes, whole rollout services, and the disk."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from astraflow.processes.process_state import STOPPED
 from astraflow.processes.service_state import trouble_text
@@ -26,14 +27,6 @@ _FULL_BYTES = 1024 * 1024
 """A disk with less free space is full: the next version, checkpoint or journal segment does not fit."""
 _LOW_BYTES = 1024**3
 """A journal grows by up to a few MB per second, so this is used up within minutes."""
-
-
-def _find_stopped(run: RunSnapshot) -> Iterable[Finding]:
-    yield from _find_troubles(run, is_starved=False)
-
-
-def _find_starved(run: RunSnapshot) -> Iterable[Finding]:
-    yield from _find_troubles(run, is_starved=True)
 
 
 def _find_troubles(run: RunSnapshot, *, is_starved: bool) -> Iterable[Finding]:
@@ -176,14 +169,14 @@ PROCESS_RULES = (
         "stopped_process",
         "A process of the run, or a child process of one, has been stopped or has hung for 8 s.",
         "follow the remedy in the message",
-        _find_stopped,
+        partial(_find_troubles, is_starved=False),
     ),
     Rule(
         "starved_process",
         "A process of the run was ready to run but got less than a fifth of a core, and has shown no sign of "
         "life for 8 s.",
         "follow the remedy in the message",
-        _find_starved,
+        partial(_find_troubles, is_starved=True),
     ),
     Rule(
         "crashing_process",

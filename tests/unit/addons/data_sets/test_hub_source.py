@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from astraflow.addons.data_sets.config import HubSourceConfig
-from astraflow.addons.data_sets.raw_files import raw_rows
+from astraflow.addons.data_sets.preparing import raw_rows
 from astraflow.errors import DataError
 from astraflow.tasks.sources import make_source
 from astraflow.types import Message, Task

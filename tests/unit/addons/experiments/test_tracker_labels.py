@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from astraflow.addons.experiments.group_file import Group, members_of
-from astraflow.addons.experiments.tracker_labels import tracker_overrides
+from astraflow.addons.experiments.sweep import tracker_overrides
 from astraflow.recipe.recipe import Recipe, load_recipe
 from drivers.experiment_folders import Experiment
 

@@ -18,10 +18,10 @@ from starlette.routing import Route
 from astraflow.addons.inference_servers.config import AttachConfig, SglangEngineConfig, VllmEngineConfig
 from astraflow.addons.inference_servers.server_api import (
     Address,
-    Command,
+    CompletionPart,
     Gauges,
     LabelSpan,
-    Part,
+    ServerCommand,
     ServerHttp,
 )
 from astraflow.addons.inference_servers.server_engine import ServerEngine
@@ -46,16 +46,20 @@ class UpdatedServer:
         self.may_end = asyncio.Event()
         self._label = ""
 
-    def command(self, config: Any, *, python: str, model: Path, address: Address, label: str) -> Command:
+    def command(
+        self, config: Any, *, python: str, model: Path, address: Address, label: str
+    ) -> ServerCommand:
         raise NotImplementedError
 
     async def check(self, http: ServerHttp) -> None: ...
 
-    async def generate(self, http: ServerHttp, token_ids: Sequence[int], *_: Any, **__: Any) -> Part:
+    async def generate(
+        self, http: ServerHttp, token_ids: Sequence[int], *_: Any, **__: Any
+    ) -> CompletionPart:
         first = self._label
         await self.may_end.wait()
         spans = (LabelSpan(first, 0, 2), LabelSpan(self._label, 2, 4))
-        return Part(token_ids=(5, 6, 7, 8), logprobs=(-1.0,) * 4, labels=spans, end="length")
+        return CompletionPart(token_ids=(5, 6, 7, 8), logprobs=(-1.0,) * 4, labels=spans, end="length")
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
         raise NotImplementedError

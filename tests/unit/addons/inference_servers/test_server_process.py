@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from astraflow.addons.inference_servers.server_process import ServerProcess, server_environment
+from astraflow.addons.inference_servers.server_process import EngineServerProcess, server_environment
 from astraflow.errors import ConfigError
 
 WARNING = "WARNING 11-22 [system_utils.py:255] this can cause errors like `OSError: [Errno 24] Too many open`"
@@ -15,7 +15,7 @@ WARNING = "WARNING 11-22 [system_utils.py:255] this can cause errors like `OSErr
 
 async def last_words(folder: Path, *lines: str) -> str:
     argv = [sys.executable, "-c", "import sys; print(*sys.argv[1:], sep='\\n')", *lines]
-    server = await ServerProcess.start("server", argv, env={}, folder=folder)
+    server = await EngineServerProcess.start("server", argv, env={}, folder=folder)
     async with asyncio.timeout(30):
         await server.ended.wait()
     await server.stop()
@@ -30,7 +30,9 @@ async def test_an_error_that_a_warning_only_speaks_of_is_not_its_last_one(tmp_pa
 
 async def test_endless_lines_are_cut_and_searched_in_no_time(tmp_path: Path) -> None:
     program = "import sys; sys.stdout.write('A' * 3_000_000 + '\\nlast'); sys.exit(3)"
-    server = await ServerProcess.start("server", [sys.executable, "-c", program], env={}, folder=tmp_path)
+    server = await EngineServerProcess.start(
+        "server", [sys.executable, "-c", program], env={}, folder=tmp_path
+    )
     async with asyncio.timeout(15):
         await server.ended.wait()
         await server.stop()
@@ -49,7 +51,7 @@ def test_a_reference_is_the_launchers_value_or_else_the_machines(monkeypatch: py
         server_environment({"KEY": "${NOT_SET}"})
 
 
-async def last_number(server: ServerProcess) -> int:
+async def last_number(server: EngineServerProcess) -> int:
     for _ in range(400):
         await asyncio.sleep(0.05)
         if (line := server.tail().rpartition("\n")[2]).isdecimal():
@@ -61,7 +63,7 @@ async def test_a_server_is_stopped_with_the_processes_that_it_started_in_other_s
     tmp_path: Path,
 ) -> None:
     program = "setsid sh -c 'echo $$; exec sleep 60' & exec sleep 60"
-    server = await ServerProcess.start("server", ["/bin/sh", "-c", program], env={}, folder=tmp_path)
+    server = await EngineServerProcess.start("server", ["/bin/sh", "-c", program], env={}, folder=tmp_path)
     number = await last_number(server)
     async with asyncio.timeout(20):
         await server.stop()

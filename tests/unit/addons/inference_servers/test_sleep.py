@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from astraflow.addons.inference_servers.config import AttachConfig, VllmEngineConfig
-from astraflow.addons.inference_servers.sleeping_engine import SleepingServerEngine
+from astraflow.addons.inference_servers.server_engine import SleepingServerEngine
 from astraflow.addons.lending.shared_engine import SharedEngine
 from astraflow.addons.lending.tenants import SleepingEngine, make_engine_tenant
 from astraflow.errors import RefusedError

@@ -1,8 +1,8 @@
-from astraflow.addons.lending.baton import Baton, Message
+from astraflow.addons.lending.baton import Baton, BatonMessage
 
-TAKE_TRAINER = (("trainer", Message.TAKE),)
-TAKE_ROLLOUT = (("rollout", Message.TAKE),)
-GIVE = (("rollout", Message.GIVE),)
+TAKE_TRAINER = (("trainer", BatonMessage.TAKE),)
+TAKE_ROLLOUT = (("rollout", BatonMessage.TAKE),)
+GIVE = (("rollout", BatonMessage.GIVE),)
 
 
 def test_the_trainer_gets_the_device_as_soon_as_the_rollout_service_has_given_it_back() -> None:

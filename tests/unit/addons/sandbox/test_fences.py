@@ -3,12 +3,12 @@
 import pytest
 
 from astraflow.addons.envs.harbor import commands_of
-from astraflow.addons.sandbox.fences import Block, fenced_blocks
+from astraflow.addons.sandbox.fences import FencedBlock, fenced_blocks
 
 
 def test_a_block_has_the_language_of_its_fence_and_the_text_without_its_indentation() -> None:
     reply = "1. List:\n\n   ```Bash\n   ls\n     pwd\n   ```\n\n~~~\n```\n~~~\n"
-    assert fenced_blocks(reply) == [Block("bash", "ls\n  pwd\n", 2), Block("", "```\n", 7)]
+    assert fenced_blocks(reply) == [FencedBlock("bash", "ls\n  pwd\n", 2), FencedBlock("", "```\n", 7)]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.pool import Sandbox
 from astraflow.addons.sandbox.shell import (
     BoxFile,
-    Ran,
     ShellCommand,
     ShellLimits,
+    ShellRun,
     archive,
     files_at,
     run_commands,
@@ -34,7 +34,7 @@ async def opened(
         yield sandbox
 
 
-async def run(sandbox: Sandbox, state: bytes, *commands: ShellCommand | str) -> Ran:
+async def run(sandbox: Sandbox, state: bytes, *commands: ShellCommand | str) -> ShellRun:
     steps = [each if isinstance(each, ShellCommand) else ShellCommand(each) for each in commands]
     return await run_commands(sandbox, state, steps, limits=LIMITS)
 

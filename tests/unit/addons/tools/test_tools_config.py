@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astraflow.addons.gguf.tools_template import with_tools
+from astraflow.addons.tiny_models.tools_template import with_tools
 from astraflow.addons.tools.config import ToolUseConfig
 from astraflow.config import Config, parse_config
 from astraflow.errors import ConfigError

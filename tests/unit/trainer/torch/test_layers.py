@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from astraflow.addons.tinker.losses import cross_entropy
-from astraflow.addons.tinker.summed_loss import SummedLoss
+from astraflow.addons.tinker.losses import SummedLoss, cross_entropy
 from astraflow.errors import ConfigError
 from astraflow.protocols import AdamStep
 from astraflow.trainer.columns import columns_from_samples

@@ -82,10 +82,10 @@ def plan(
     num = max(1, loaded.rollout.services)
     pools = pool or [str(number) for number in sorted({max(1, num // 2), num, 2 * num})]
     parsed = [parse_pool(text, loaded.cluster) for text in pools]
-    found = [
+    forecasts = [
         forecast(loaded, inputs, shapes, each, steps=steps, trainer_cost=trainer_cost) for each in parsed
     ]
-    sys.stdout.write(show_forecasts(inputs, found, as_json=as_json))
+    sys.stdout.write(show_forecasts(inputs, forecasts, as_json=as_json))
 
 
 def _inputs(

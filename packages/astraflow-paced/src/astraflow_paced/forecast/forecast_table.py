@@ -20,15 +20,15 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def show_forecasts(inputs: ForecastInputs, found: Sequence[Forecast], *, as_json: bool) -> str:
+def show_forecasts(inputs: ForecastInputs, forecasts: Sequence[Forecast], *, as_json: bool) -> str:
     """Returns a text that ends with a line break. Staleness and waits are listed for each policy."""
     if as_json:
-        whole = {"inputs": inputs.model_dump(), "pools": found}
+        whole = {"inputs": inputs.model_dump(), "pools": forecasts}
         return msgspec.json.encode(whole).decode() + "\n"
     table = Table(title="FORECAST under virtual time; nothing was run", title_justify="left")
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name == "pool" else "right")
-    for each in found:
+    for each in forecasts:
         policies = each.policies
         table.add_row(
             Text(printable(each.pool)),
@@ -42,8 +42,8 @@ def show_forecasts(inputs: ForecastInputs, found: Sequence[Forecast], *, as_json
         )
     out = io.StringIO()
     Console(file=out, width=_WIDTH).print(table)
-    names = ", ".join(policy.name for policy in found[0].policies) if found else ""
-    lines = [f"pool {each.pool}: the bottleneck is {each.bottleneck}" for each in found]
-    if len(found) > 0 and len(found[0].policies) > 1:
+    names = ", ".join(policy.name for policy in forecasts[0].policies) if forecasts else ""
+    lines = [f"pool {each.pool}: the bottleneck is {each.bottleneck}" for each in forecasts]
+    if len(forecasts) > 0 and len(forecasts[0].policies) > 1:
         lines.append(f"policies, in this order: {names}")
     return out.getvalue() + "\n".join(map(printable, lines)) + "\n"

@@ -82,11 +82,11 @@ def least_squares(columns: _Floats, values: _Floats) -> list[float]:
     best = [0.0] * num
     least = float((values**2).sum())
     for chosen in (idxs for size in range(1, num + 1) for idxs in combinations(range(num), size)):
-        found, *_ = np.linalg.lstsq(columns[:, chosen], values, rcond=None)
-        error = float(((columns[:, chosen] @ found - values) ** 2).sum())
-        if (found >= 0).all() and error < least:
+        factors, *_ = np.linalg.lstsq(columns[:, chosen], values, rcond=None)
+        error = float(((columns[:, chosen] @ factors - values) ** 2).sum())
+        if (factors >= 0).all() and error < least:
             least = error
-            by_column = dict(zip(chosen, map(float, found), strict=True))
+            by_column = dict(zip(chosen, map(float, factors), strict=True))
             best = [by_column.get(idx, 0.0) for idx in range(num)]
     return best
 
@@ -119,9 +119,9 @@ class _Concurrency:
 
         `values` has the shape of `numbers`: the value of each service from each time on.
         """
-        found = np.zeros(sum(map(len, self._idxs)))
+        sums_of_spans = np.zeros(sum(map(len, self._idxs)))
         parts = zip(self._idxs, self._begins, self._ends, self._times, values, strict=True)
         for idxs, begins, ends, times, value in parts:
             sums = np.concatenate([[0.0], np.cumsum(value[:-1] * np.diff(times))])
-            found[idxs] = np.interp(ends, times, sums) - np.interp(begins, times, sums)
-        return found
+            sums_of_spans[idxs] = np.interp(ends, times, sums) - np.interp(begins, times, sums)
+        return sums_of_spans

@@ -272,9 +272,9 @@ def _chat_tool_choice(choice: _ToolChoice | None) -> str | dict[str, object] | N
 
 
 def _chat_format(request: MessagesRequest) -> ReplyFormat | None:
-    asked = request.output_config.format if request.output_config else None
-    asked = asked or request.output_format
-    return None if asked is None else ReplyFormat(asked.type, JsonSchema("", asked.schema))
+    wish = request.output_config.format if request.output_config else None
+    wish = wish or request.output_format
+    return None if wish is None else ReplyFormat(wish.type, JsonSchema("", wish.schema))
 
 
 # --- answers --------------------------------------------------------------------------------------

@@ -97,8 +97,8 @@ class ContentPart(msgspec.Struct, frozen=True):
     @property
     def uri(self) -> str:
         """The image's URI; empty if there is none."""
-        found = self.image_url
-        return found.url if isinstance(found, _ImageUrl) else found or ""
+        image = self.image_url
+        return image.url if isinstance(image, _ImageUrl) else image or ""
 
 
 def image_part(uri: str) -> ContentPart:
@@ -119,14 +119,14 @@ def parts_of(
     """
     if content is None or isinstance(content, str) or all(part.type not in _IMAGE_KINDS for part in content):
         return text_of(content, kinds)
-    found: list[ContentPart] = []
+    parts: list[ContentPart] = []
     for part in content:
         if part.type in _IMAGE_KINDS:
             _check_image(part)
-            found.append(image_part(part.uri))
+            parts.append(image_part(part.uri))
         else:
-            found.append(ContentPart(type="text", text=text_of((part,), kinds)))
-    return tuple(found)
+            parts.append(ContentPart(type="text", text=text_of((part,), kinds)))
+    return tuple(parts)
 
 
 def _check_image(part: ContentPart) -> None:

@@ -58,7 +58,7 @@ from astraflow.types import PolicyInfo, Sampling
 from astraflow.types.bounds import as_label
 from astraflow.types.model_text import find_reasoning
 from astraflow.workflows.calls import CallParser, ToolCall, looks_like_call, offered_calls
-from astraflow.workflows.conversation import AgentReport, Completion, EndpointConversation
+from astraflow.workflows.conversation import AgentReport, EndpointConversation
 
 __all__ = ["EpisodeEndpoint"]
 
@@ -239,7 +239,10 @@ class EpisodeEndpoint:
         rendered = await self._render(parsed)
         known = rendered.chat
         # For `n` completions, a known conversation answers `n` times, and the recorder forks it.
-        chats = [known or self._open_conversation(parsed) for _ in range(request.n or 1)]
+        chats = [
+            known or self._dialogue.open(hosted, (), parsed.role, parsed.session)
+            for _ in range(request.n or 1)
+        ]
         await self._check_room(hosted, chats[0], rendered.prompt)
         answers = await _gather([chat.answer(rendered.prompt, parsed.sampling) for chat in chats])
         choices: list[Choice] = []
@@ -247,7 +250,8 @@ class EpisodeEndpoint:
             choice = self._make_choice(parsed, answer, place)
             choices.append(choice)
             messages = (*request.messages, _to_request_message(choice))
-            keys = tuple(self._intern_key(message) for message in messages)
+            own_keys = (message.key for message in messages)
+            keys = tuple(self._keys.setdefault(key, key) for key in own_keys)
             origin = EndpointConversation(parsed.role, session, chat)
             self._points.append(_Point(hosted, keys, answer.transcript, origin, chat))
         self.problem = ""
@@ -265,10 +269,6 @@ class EpisodeEndpoint:
                 total_tokens=len(rendered.prompt.token_ids) + num_sampled,
             ),
         )
-
-    def _intern_key(self, message: ChatMessage) -> object:
-        key = message.key
-        return self._keys.setdefault(key, key)
 
     async def message(self, request: MessagesRequest, *, session: str = "") -> MessageAnswer:
         """Answers a request in Anthropic's format.
@@ -300,14 +300,11 @@ class EpisodeEndpoint:
                 "unsupported_value",
             )
         new = parsed.hint.add_to(new, earlier.messages)
-        shown = await render_prompt(parsed.hosted, earlier, new)
-        start = start or self._find_start_by_tokens(parsed, shown) or self._find_edited(parsed)
-        return _RenderedRequest(shown, start.chat if start else None)
+        prompt = await render_prompt(parsed.hosted, earlier, new)
+        start = start or self._find_start_by_tokens(parsed, prompt) or self._find_edited(parsed)
+        return _RenderedRequest(prompt, start.chat if start else None)
 
     # --- who answers, and how ---
-
-    def _open_conversation(self, parsed: "_ParsedRequest") -> RecordedConversation:
-        return self._dialogue.open(parsed.hosted, (), parsed.role, parsed.session)
 
     def _parse(self, request: ChatRequest, session: str) -> "_ParsedRequest":
         """Checks a request, and finds its policy and sampling parameters. Raises: RefusedError."""
@@ -429,9 +426,14 @@ class EpisodeEndpoint:
         if parsed.hint.lines:
             self._num_hinted += 1
             self._num_unmet += not parsed.hint.is_met_by(calls, completion.reply)
+        content: str | None = text
+        if calls:
+            content = _text_before_calls(completion.text) or None
+        elif parsed.hint.json_kind and completion.reply:
+            content = completion.reply  # a client parses the JSON that it asked for, so reasoning is left out
         reply = Reply(
             role="assistant",
-            content=_content(completion, text, parsed.hint, has_calls=bool(calls)),
+            content=content,
             tool_calls=reply_calls(calls, f"call_{parsed.number}_{place}"),
         )
         logprobs = None
@@ -504,14 +506,6 @@ def _sampling_refusal(info: PolicyInfo, request: ChatRequest, name: str) -> Refu
         f"{getattr(info.sampling, name):g}; leave it out of the agent's settings{settings}, or {ignore}",
         "unsupported_value",
     )
-
-
-def _content(completion: Completion, text: str, hint: Hint, *, has_calls: bool) -> str | None:
-    """The text for the client, in addition to the calls. `text` has no stop text at its end."""
-    if has_calls:
-        return _text_before_calls(completion.text) or None
-    # A client parses the JSON that it asked for, so the reasoning is left out.
-    return completion.reply if hint.json_kind and completion.reply else text
 
 
 def _text_before_calls(text: str) -> str:

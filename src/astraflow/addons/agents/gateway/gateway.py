@@ -287,10 +287,10 @@ async def _list_models(endpoint: EpisodeEndpoint, request: Request) -> Response:
 
 async def _show_model(endpoint: EpisodeEndpoint, request: Request) -> Response:
     name = str(request.path_params["model"])
-    found = tuple(model for model in endpoint.models() if model.id == name)
-    if not found:
+    models = tuple(model for model in endpoint.models() if model.id == name)
+    if not models:
         raise RefusedError(f"model {name!r} is not a policy of this run", code="model_not_found", status=404)
-    return _json(models_of(found).data[0] if _is_anthropic(request) else found[0])
+    return _json(models_of(models).data[0] if _is_anthropic(request) else models[0])
 
 
 async def _take_result(endpoint: EpisodeEndpoint, request: Request) -> Response:

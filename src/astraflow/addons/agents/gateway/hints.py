@@ -31,9 +31,10 @@ class Hint(msgspec.Struct, frozen=True):
     """`json_schema`: the reply must be JSON; `json_object`: a JSON object; empty: any text. A tool call is
     always valid."""
 
-    def add_to(self, new: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
-        """Adds the lines after the last message of `new`, except for those that `said` already shows."""
-        lines = [line for line in self.lines if not _is_shown(line, said)]
+    def add_to(self, new: Sequence[Message], history: Sequence[Message]) -> tuple[Message, ...]:
+        """Adds the lines after the last message of `new`, except for those that `history` already shows."""
+        texts = [message.content for message in history if message.role != "assistant"]
+        lines = [line for line in self.lines if not any(line in text for text in texts)]
         if not lines:
             return tuple(new)
         text = "\n".join(lines)
@@ -93,32 +94,28 @@ def _named_tool(choice: str | dict[str, object]) -> str:
 
 def _format_hint(request: ChatRequest) -> tuple[str, str]:
     """The line for `response_format`, and the kind of JSON."""
-    asked = request.response_format
-    if asked is None or asked.type == "text":
+    wish = request.response_format
+    if wish is None or wish.type == "text":
         return "", ""
-    if asked.type == "json_object":
+    if wish.type == "json_object":
         line = "one JSON object, and with nothing else."
-    elif asked.type == "json_schema" and asked.json_schema is not None:
-        schema = json.dumps(asked.json_schema.schema or {}, ensure_ascii=False)
+    elif wish.type == "json_schema" and wish.json_schema is not None:
+        schema = json.dumps(wish.json_schema.schema or {}, ensure_ascii=False)
         line = f"JSON that fits this JSON schema, and with nothing else: {schema}"
     else:
         raise bad_request(
-            f"response_format: {asked.type!r} is not a format; expected text, json_object, or json_schema "
+            f"response_format: {wish.type!r} is not a format; expected text, json_object, or json_schema "
             "with a json_schema",
             "unsupported_value",
         )
     has_tools = bool(request.tools) and request.tool_choice != "none"
     reply = "Unless you call a tool, reply" if has_tools else "Reply"
-    return f"{reply} with {line}", asked.type
-
-
-def _is_shown(line: str, messages: Sequence[Message]) -> bool:
-    return any(message.role != "assistant" and line in message.content for message in messages)
+    return f"{reply} with {line}", wish.type
 
 
 def _is_json(text: str, kind: str) -> bool:
     try:
-        loaded: object = json.loads(text)
+        value: object = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return kind == "json_schema" or isinstance(loaded, dict)
+    return kind == "json_schema" or isinstance(value, dict)

@@ -157,9 +157,11 @@ def chat_of(request: ResponsesRequest, messages: Sequence[ChatMessage]) -> ChatR
         raise bad_request("background: background requests are not supported; leave it out")
     if len(messages) > _MAX_ITEMS:
         raise bad_request(f"the conversation has {len(messages)} messages; it may have {_MAX_ITEMS}")
+    if request.instructions:
+        messages = (ChatMessage(role="system", content=request.instructions), *messages)
     return ChatRequest(
         model=request.model,
-        messages=(*_instructions(request), *messages),
+        messages=tuple(messages),
         max_completion_tokens=request.max_output_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -169,12 +171,6 @@ def chat_of(request: ResponsesRequest, messages: Sequence[ChatMessage]) -> ChatR
         top_logprobs=request.top_logprobs,
         response_format=_chat_format(request.text),
     )
-
-
-def _instructions(request: ResponsesRequest) -> tuple[ChatMessage, ...]:
-    if not request.instructions:
-        return ()
-    return (ChatMessage(role="system", content=request.instructions),)
 
 
 def input_messages(request: ResponsesRequest) -> tuple[ChatMessage, ...]:
@@ -220,15 +216,17 @@ def _with_call(message: ChatMessage, item: InputItem) -> ChatMessage:
 
 def _chat_tools(tools: Sequence[_Tool]) -> tuple[ChatTool, ...]:
     """Converts tools to chat tools. The tools of a group get the group's name as a prefix."""
-    found: list[ChatTool] = []
+    chat_tools: list[ChatTool] = []
     for tool in tools:
         if tool.type == "namespace":
-            found += [_chat_tool(each, tool.name) for each in tool.tools or ()]
+            chat_tools += [_chat_tool(each, tool.name) for each in tool.tools or ()]
         else:
-            found.append(_chat_tool(tool, None))
-    if len(found) > _MAX_PARTS:
-        raise bad_request(f"tools: there are {len(found)} with those of groups; there may be {_MAX_PARTS}")
-    return tuple(found)
+            chat_tools.append(_chat_tool(tool, None))
+    if len(chat_tools) > _MAX_PARTS:
+        raise bad_request(
+            f"tools: there are {len(chat_tools)} with those of groups; there may be {_MAX_PARTS}"
+        )
+    return tuple(chat_tools)
 
 
 def _chat_tool(tool: _Tool | _GroupedTool, namespace: str | None) -> ChatTool:
@@ -261,8 +259,8 @@ def _chat_tool_choice(choice: str | dict[str, object] | None) -> str | dict[str,
 def _chat_format(settings: _TextSettings | None) -> ReplyFormat | None:
     if settings is None or settings.format is None:
         return None
-    asked = settings.format
-    return ReplyFormat(asked.type, JsonSchema(asked.name, asked.schema))
+    wish = settings.format
+    return ReplyFormat(wish.type, JsonSchema(wish.name, wish.schema))
 
 
 # --- answers --------------------------------------------------------------------------------------

@@ -91,8 +91,12 @@ class Host:
     async def _get_process(self) -> HostProcess:
         """Returns the process. Starts one if there is none, or it was lost."""
         async with self._starting:
-            if self._process is not None and self._process.lost:
-                await self._bury(self._process)
+            process = self._process
+            if process is not None and process.lost:
+                self._process = None
+                self._note_loss(process.lost)
+                await process.kill()
+                self.num_restarts += 1
             if self._process is None:
                 await self._start()
             assert self._process is not None
@@ -116,12 +120,6 @@ class Host:
             self._note_loss(str(err))
             raise HostLostError(str(err)) from err
         _log.info("the host of %r serves %s", self._config.serve, self._opened.library)
-
-    async def _bury(self, process: HostProcess) -> None:
-        self._process = None
-        self._note_loss(process.lost)
-        await process.kill()
-        self.num_restarts += 1
 
     def _note_loss(self, why: str) -> None:
         self._num_lost += 1

@@ -58,14 +58,14 @@ def list_hosted_tasks(config: HostConfig, *, split: str, skip: int, limit: int) 
 
 async def _list_tasks(config: HostConfig, split: str, skip: int, limit: int) -> list[HostedTask]:
     process, _ = await HostProcess.start(config, lists=True)
-    found: list[HostedTask] = []
+    tasks: list[HostedTask] = []
     try:
-        while len(found) < limit:
-            asked = {"split": split, "skip": skip, "limit": min(_PAGE, limit - len(found))}
+        while len(tasks) < limit:
+            question = {"split": split, "skip": skip, "limit": min(_PAGE, limit - len(tasks))}
             async with asyncio.timeout(config.open_timeout_s):
-                answer = await process.ask("tasks", json.dumps(asked).encode())
+                answer = await process.ask("tasks", json.dumps(question).encode())
             page = _decode_page(answer.kind, answer.body)
-            found += page.tasks
+            tasks += page.tasks
             if page.is_last or not page.tasks:
                 break
     except TimeoutError as err:
@@ -77,8 +77,8 @@ async def _list_tasks(config: HostConfig, split: str, skip: int, limit: int) -> 
         raise DataError(f"the host of {config.serve!r} did not list its tasks: {err}") from err
     finally:
         await process.close()
-    _check_tasks(found, config)
-    return found
+    _check_tasks(tasks, config)
+    return tasks
 
 
 def _decode_page(kind: str, body: bytes) -> TaskPage:

@@ -76,7 +76,7 @@ class HostProcess:
         Raises: ConfigError if it cannot be started, speaks another protocol, or cannot open what it serves.
         """
         process = await cls._start_process(config)
-        asked = {
+        question = {
             "protocol": PROTOCOL,
             "serve": config.target,
             "args": config.args,
@@ -85,7 +85,7 @@ class HostProcess:
         }
         try:
             async with asyncio.timeout(config.open_timeout_s):
-                answer = await process.ask("open", json.dumps(asked).encode())
+                answer = await process.ask("open", json.dumps(question).encode())
             return process, _decode_info(config, answer)
         except TimeoutError as err:
             await process.kill()
@@ -217,8 +217,8 @@ def _own_folders() -> list[str]:
     that are not part of an installation."""
     here = str(Path.cwd())
     installed = (sys.prefix, sys.base_prefix, str(_PACKAGE.parent))
-    found = [path for path in sys.path if path and Path(path).is_dir() and not path.startswith(installed)]
-    return list(dict.fromkeys([here, *found]))
+    own = [path for path in sys.path if path and Path(path).is_dir() and not path.startswith(installed)]
+    return list(dict.fromkeys([here, *own]))
 
 
 def _decode_info(config: HostConfig, answer: Frame) -> HostInfo:

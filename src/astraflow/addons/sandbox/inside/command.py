@@ -86,11 +86,11 @@ def _enter_folder(order: CommandOrder) -> None:
     """Mounts a /tmp and a /proc for this program alone, and writes its files."""
     kernel.unshare(kernel.CLONE_NEWNS)
     # Opened before the new /tmp is mounted, because that hides them.
-    kept = [(os.open(path, os.O_PATH), path) for path in order.spec["kept"]]
+    folders = [(os.open(path, os.O_PATH), path) for path in order.spec["kept"]]
     options = f"size={order.limits['disk_bytes']},nr_inodes={_MAX_FILES},mode=700"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", FOLDER, kind="tmpfs", flags=flags, options=options)
-    for fd, path in kept:
+    for fd, path in folders:
         kernel.bind_opened(fd, path)
     kernel.mount("proc", "/proc", kind="proc", flags=_PROC_FLAGS)
     for name, content in order.files.items():
@@ -99,9 +99,9 @@ def _enter_folder(order: CommandOrder) -> None:
     os.chdir(order.spec["folder"])
 
 
-def _close_all_but(first: int, *kept: int) -> None:
-    """Closes all file descriptors from number `first` on, except those in `kept`."""
-    for fd in sorted(kept):
+def _close_all_but(first: int, *exceptions: int) -> None:
+    """Closes all file descriptors from number `first` on, except those in `exceptions`."""
+    for fd in sorted(exceptions):
         os.closerange(first, fd)
         first = fd + 1
     os.closerange(first, _MAX_FD)

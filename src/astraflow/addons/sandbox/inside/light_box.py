@@ -37,7 +37,11 @@ def enter(*, hidden: list[str], own: list[str], read_only: list[str]) -> None:
         _mount_devices()
     elif os.path.isdir("/dev/shm"):
         _mount_empty("/dev/shm", "mode=1777")
-    _hide(hidden)
+    for path in hidden:
+        if os.path.isdir(path):
+            _mount_empty(path, "mode=700")
+        elif os.path.exists(path):
+            kernel.mount("/dev/null", path, flags=kernel.MS_BIND)
     for fd, path in zip(opened, own, strict=True):
         os.makedirs(path, exist_ok=True)
         kernel.mount(f"/proc/self/fd/{fd}", path, flags=kernel.MS_BIND)
@@ -71,22 +75,14 @@ def _mount_devices() -> None:
     In the box, root can still open files that belong to root, and a disk's device is such a file.
     """
     names = [name for name in os.listdir("/dev") if name in _DEVICES or name.startswith("nvidia")]
-    kept = {name: os.open(f"/dev/{name}", os.O_PATH) for name in names}
+    devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in names}
     kernel.mount("tmpfs", "/dev", kind="tmpfs", flags=kernel.MS_NOSUID, options="mode=755")
-    for name, fd in kept.items():
+    for name, fd in devices.items():
         kernel.bind_opened(fd, f"/dev/{name}")
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
     os.mkdir("/dev/shm")
     _mount_empty("/dev/shm", "mode=1777")
-
-
-def _hide(paths: list[str]) -> None:
-    for path in paths:
-        if os.path.isdir(path):
-            _mount_empty(path, "mode=700")
-        elif os.path.exists(path):
-            kernel.mount("/dev/null", path, flags=kernel.MS_BIND)
 
 
 def _mount_empty(path: str, options: str) -> None:

@@ -21,7 +21,16 @@ from typing import Any, NoReturn
 
 from astraflow.addons.sandbox.inside import kernel, walls
 
-__all__ = ["BOX_FOLDER", "EXIT_MEMORY", "EXIT_OUTPUT", "FOLDER", "MAIN", "STDIN_PATHS", "Order", "become"]
+__all__ = [
+    "BOX_FOLDER",
+    "EXIT_MEMORY",
+    "EXIT_OUTPUT",
+    "FOLDER",
+    "MAIN",
+    "STDIN_PATHS",
+    "ProgramOrder",
+    "become",
+]
 
 FOLDER = "/tmp"
 """The only folder in which a program can write, and its current folder."""
@@ -56,8 +65,8 @@ least 128 MiB free below a stack, so a process can get this much even after it h
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A program and its limits. The keys of `limits` are the fields of `sandbox.verdict.Limits`."""
+class ProgramOrder:
+    """A program and its limits. The keys of `limits` are the fields of `sandbox.verdict.BoxLimits`."""
 
     source: bytes
     files: Mapping[str, bytes]
@@ -68,7 +77,7 @@ class Order:
     """Address space in addition to the limit of memory, if the memory that the program uses is measured."""
 
 
-def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
+def become(order: ProgramOrder, *, streams: Sequence[int], started: int) -> NoReturn:
     """Makes this process the program. `streams`: its standard input and outputs.
 
     If that fails, the reason is written to `started`. Otherwise, `started` is closed before the program
@@ -122,7 +131,7 @@ def _named_stdin(given: int) -> int:
     return stdin
 
 
-def _enter_folder(order: Order) -> None:
+def _enter_folder(order: ProgramOrder) -> None:
     """Mounts the program's own folder, and writes its files."""
     runs_commands = order.limits["runs_commands"]
     num_files = _MAX_FILES_OF_COMMANDS if runs_commands else _MAX_FILES
@@ -172,7 +181,7 @@ def _run(source: bytes) -> int:
     except SystemExit as stop:
         code = _code_of(stop)
     except BaseException as error:  # noqa: BLE001 - whatever the program raises
-        code = _shown(error)
+        code = _report_error(error)
     return _ended(code, main)
 
 
@@ -185,7 +194,7 @@ def _code_of(stop: SystemExit) -> int:
     return 1
 
 
-def _shown(error: BaseException) -> int:
+def _report_error(error: BaseException) -> int:
     """Prints the traceback, without this module's own frame. Returns the exit code."""
     trace = error.__traceback__
     error = error.with_traceback(trace.tb_next if trace else None)

@@ -109,8 +109,8 @@ def _filter(
     column = _MACHINES.index(machine)
 
     def numbers(calls: Mapping[str, Numbers]) -> list[int]:
-        found = [number[column] for number in calls.values()]
-        return [number for number in found if number is not None]
+        column_numbers = [number[column] for number in calls.values()]
+        return [number for number in column_numbers if number is not None]
 
     code = [
         # Calls of another architecture, such as 32-bit calls, have other numbers, so they end the program.
@@ -125,7 +125,9 @@ def _filter(
         code += _answer_if(number, refusal)
     for name, (idx, rules) in judged.items():
         (number,) = numbers({name: (ALLOWED | JUDGED | REFUSED)[name]})
-        code += _with_argument(number, idx, rules)
+        # The rules judge the low half of argument `idx`. They end with an answer.
+        load = _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * idx)
+        code += [_instruction(_JUMP_EQUAL, number, if_false=1 + len(rules)), load, *rules]
     # `clone3` is among the other calls. When it fails, glibc calls `clone`, whose flags a filter can see.
     code.append(_instruction(_RETURN, _ERRNO | errno.ENOSYS))
     return b"".join(code)
@@ -175,12 +177,6 @@ def _only(values: Iterable[int], otherwise: int) -> list[bytes]:
     """Allows some values. Any other value makes the call fail with the error `otherwise`."""
     rules = [instruction for value in values for instruction in _answer_if(value, _ALLOW)]
     return [*rules, _instruction(_RETURN, _ERRNO | otherwise)]
-
-
-def _with_argument(number: int, idx: int, rules: list[bytes]) -> list[bytes]:
-    """Applies rules to the low half of argument `idx` of one call. The rules have to end with an answer."""
-    load = _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * idx)
-    return [_instruction(_JUMP_EQUAL, number, if_false=1 + len(rules)), load, *rules]
 
 
 def _answer_if(value: int, answer: int) -> list[bytes]:

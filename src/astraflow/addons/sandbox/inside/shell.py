@@ -40,9 +40,9 @@ def _main() -> None:
     for name in head["folders"]:
         if not os.path.lexists(f"{_ROOT}/{name}"):
             os.mkdir(f"{_ROOT}/{name}", 0o755)
-    ended = [_run(step, given.read(step["size"]), head["max_output"]) for step in head["steps"]]
+    results = [_run(step, given.read(step["size"]), head["max_output"]) for step in head["steps"]]
     state, problem = _packed(head["max_state"]) if head["max_state"] else (b"", "")
-    json.dump({"ended": ended, "state": _text(state), "problem": problem}, sys.stdout)
+    json.dump({"ended": results, "state": _text(state), "problem": problem}, sys.stdout)
 
 
 def _text(data: bytes) -> str:
@@ -136,17 +136,17 @@ def _watch(process: "subprocess.Popen[bytes]", until_s: float, most: int) -> tup
     assert process.stdout is not None
     assert process.stderr is not None
     sinks = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    ended = os.pidfd_open(process.pid)
+    end_fd = os.pidfd_open(process.pid)
     poll = select.poll()
-    for fd in (ended, *sinks):
+    for fd in (end_fd, *sinks):
         poll.register(fd, select.POLLIN)
     is_running = True
     while is_running and (left_s := until_s - time.monotonic()) > 0:
-        found = {fd for fd, _ in poll.poll(left_s * 1000 + 1)}
-        for fd in found & sinks.keys():
+        ready = {fd for fd, _ in poll.poll(left_s * 1000 + 1)}
+        for fd in ready & sinks.keys():
             if not _take(fd, sinks[fd], most):
                 poll.unregister(fd)
-        is_running = ended not in found
+        is_running = end_fd not in ready
     # This is the first process of its namespace, so -1 means all other processes in it.
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
@@ -157,7 +157,7 @@ def _watch(process: "subprocess.Popen[bytes]", until_s: float, most: int) -> tup
     for fd, sink in sinks.items():
         while _take(fd, sink, most):
             pass
-    os.close(ended)
+    os.close(end_fd)
     return is_running, [bytes(sink) for sink in sinks.values()]
 
 

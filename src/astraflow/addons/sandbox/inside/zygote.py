@@ -70,7 +70,7 @@ _PROBE_S = 0.05
 """CPU time of the computation that measures how busy the machine is. It spans several time slices."""
 _BACKLOG = 128
 """Largest number of connections to the gateway that wait for the service to accept them."""
-_Order = program.Order | command.CommandOrder
+_Order = program.ProgramOrder | command.CommandOrder
 
 
 def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int, processes: int) -> None:
@@ -82,11 +82,16 @@ def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int, 
     kernel.allow_looking_in(is_allowed=False)
     with socket.socket(fileno=channel) as to_service:
         if gateway:
-            _open_gateway(gateway, to_service)
+            # The only port of the box's network. Its socket goes to the service, which is outside.
+            with socket.create_server((_LOOPBACK, gateway), backlog=_BACKLOG) as listener:
+                socket.send_fds(to_service, [b"."], [listener.fileno()])
     memory = Memory(processes)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _import((*_PRELOADED, *preloaded), needs_scratch=bool(preloaded))
-    _add_exit()
+    # Scripts usually get `exit` and `quit` from the module `site`, which a box doesn't load.
+    quitter = importlib.import_module("_sitebuiltins").Quitter
+    for name in ("exit", "quit"):
+        setattr(builtins, name, quitter(name, "Ctrl-D"))
     gc.collect()
     gc.disable()  # a collection would copy pages that zygote and program share; programs enable it again
     gc.freeze()
@@ -101,23 +106,17 @@ def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int, 
     os._exit(0)
 
 
-def _open_gateway(port: int, to_service: socket.socket) -> None:
-    """Opens the only port of the box's network, and sends its socket to the service, which is outside."""
-    with socket.create_server((_LOOPBACK, port), backlog=_BACKLOG) as listener:
-        socket.send_fds(to_service, [b"."], [listener.fileno()])
-
-
 def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes], memory: Memory) -> _Order:
     """Returns the order for a program of a model, or for an agent program that `source` describes."""
     limits = head["limits"]
     if head["is_command"]:
         return command.CommandOrder(json.loads(source), files, limits, seccomp.agent_filter())
     if limits["runs_commands"]:
-        return program.Order(source, files, limits, seccomp.agent_filter())
+        return program.ProgramOrder(source, files, limits, seccomp.agent_filter())
     may_start_processes = limits["num_processes"] > 1
     # Only one process is measured, so the address space of several is limited.
     reserved = 0 if may_start_processes or not memory.is_measurable else RESERVED_BYTES
-    return program.Order(source, files, limits, _filter_of(may_start_processes), reserved)
+    return program.ProgramOrder(source, files, limits, _filter_of(may_start_processes), reserved)
 
 
 @cache
@@ -143,13 +142,6 @@ def _import(names: Sequence[str], *, needs_scratch: bool) -> None:
     os.environ.update(before)
 
 
-def _add_exit() -> None:
-    """Adds `exit` and `quit`. Scripts usually get them from the module `site`, which a box doesn't load."""
-    quitter = importlib.import_module("_sitebuiltins").Quitter
-    for name in ("exit", "quit"):
-        setattr(builtins, name, quitter(name, "Ctrl-D"))
-
-
 def _verdict(
     order: _Order, stdin: bytes, control: socket.socket, memory: Memory
 ) -> tuple[dict[str, Any], list[bytes]]:
@@ -157,7 +149,7 @@ def _verdict(
     started_s = time.monotonic()
     pid, watched = _forked(order, stdin)
     try:
-        measured = memory if isinstance(order, program.Order) and order.reserved_bytes else None
+        measured = memory if isinstance(order, program.ProgramOrder) and order.reserved_bytes else None
         is_late = watched.wait(started_s + order.limits["wall_s"], control, measured)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -273,13 +265,13 @@ class _Watched:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return True
-            found = {fd for fd, _ in poll.poll(min(left_s, longest_s) * 1000 + 1)}
-            if control.fileno() in found:
+            ready = {fd for fd, _ in poll.poll(min(left_s, longest_s) * 1000 + 1)}
+            if control.fileno() in ready:
                 os._exit(0)
-            for fd in found & sinks.keys():
+            for fd in ready & sinks.keys():
                 if not self._read(fd, sinks[fd]):
                     poll.unregister(fd)
-            if self.ended_fd in found:
+            if self.ended_fd in ready:
                 self._read_rest(sinks)
                 return False
             self.is_over_memory = memory is not None and memory.used_bytes(self.ended_fd) > self.max_memory

@@ -63,21 +63,18 @@ class Bm25:
         Raises: QueryError if the query has no word to search for.
         """
         words = _words(query, stop_words=_STOP_WORDS)
+        if not words and _words(query, stop_words=None):
+            raise QueryError(
+                f"the query {query!r} has only stop words, which occur in nearly every text; use specific "
+                "words"
+            )
         if not words:
-            raise QueryError(_why_empty(query))
+            raise QueryError(f"the query {query!r} has no word of two letters or more")
         num_found = min(num, int(self._index.scores["num_docs"]))
-        found, scores = self._index.retrieve([words], k=num_found, show_progress=False)
-        return [int(idx) for idx, score in zip(found[0], scores[0], strict=True) if score > 0]
+        ranking, scores = self._index.retrieve([words], k=num_found, show_progress=False)
+        return [int(idx) for idx, score in zip(ranking[0], scores[0], strict=True) if score > 0]
 
 
 def _words(query: str, *, stop_words: str | None) -> Sequence[str]:
     tokens = _library().tokenize([query], stopwords=stop_words, return_ids=False, show_progress=False)
     return cast("list[list[str]]", tokens)[0]
-
-
-def _why_empty(query: str) -> str:
-    if _words(query, stop_words=None):
-        return (
-            f"the query {query!r} has only stop words, which occur in nearly every text; use specific words"
-        )
-    return f"the query {query!r} has no word of two letters or more"

@@ -108,16 +108,16 @@ class Dense:
         """Numbers of the `num` texts that are nearest to the query, the nearest first."""
         with self._encoding:
             vector = _embed(self._encoder, self._settings.query_prefix, [query])
-        _, found = self._index.search(vector, num)
-        return [int(idx) for idx in found[0] if idx >= 0]  # faiss pads with -1 if there are fewer texts
+        _, ranking = self._index.search(vector, num)
+        return [int(idx) for idx in ranking[0] if idx >= 0]  # faiss pads with -1 if there are fewer texts
 
 
 def _add(index: Any, vectors: Sequence[NDArray[np.float32]]) -> int:
     """Adds vectors, after training the index on them if it needs that. Returns its number of vectors."""
-    joined = np.concatenate(vectors)
+    whole = np.concatenate(vectors)
     if not index.is_trained:
-        index.train(joined)
-    index.add(joined)
+        index.train(whole)
+    index.add(whole)
     return int(index.ntotal)
 
 

@@ -50,12 +50,12 @@ def read_documents(path: str) -> Sequence[Mapping[str, str]]:
     """
     try:
         with Path(path).expanduser().open("rb") as file:
-            found = [
+            documents = [
                 _parse_document(line, where=f"{path}, line {number}") for number, line in enumerate(file, 1)
             ]
     except OSError as err:
         raise DataError(f"the documents {path} cannot be read: {err.strerror}") from err
-    return [{"title": document.title, "text": document.text} for document in found]
+    return [{"title": document.title, "text": document.text} for document in documents]
 
 
 def _parse_document(line: bytes, *, where: str) -> Document:
@@ -76,14 +76,14 @@ def write_offsets(documents: Path, offsets: Path, *, limit: int = 0) -> int:
 
     `limit`: number of lines to use, from the first; 0: all.
     """
-    found = array("q", [0])
+    ends = array("q", [0])
     with documents.open("rb") as file:
         for line in file:
-            found.append(found[-1] + len(line))
-            if limit and len(found) > limit:
+            ends.append(ends[-1] + len(line))
+            if limit and len(ends) > limit:
                 break
-    np.save(offsets, np.array(found, dtype=np.int64))
-    return len(found) - 1
+    np.save(offsets, np.array(ends, dtype=np.int64))
+    return len(ends) - 1
 
 
 class DocumentFile:

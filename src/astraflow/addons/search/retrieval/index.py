@@ -6,7 +6,6 @@ A folder is an index if it has a manifest, which is written last. `check_index` 
 
 import os
 import shutil
-import tempfile
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from astraflow.addons.search.retrieval.documents import Document, DocumentFile, 
 from astraflow.addons.search.retrieval.on_disk import OnDisk
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError, QueryError
+from astraflow.user_input.new_folder import is_free, new_folder
 from astraflow.user_input.own_code import describe_error
 
 __all__ = [
@@ -110,22 +110,21 @@ def open_index(config: IndexConfig) -> SearchIndex:
     """
     key = config.model_dump_json()
     with _opening:
-        if key not in _OPEN:
-            _OPEN[key] = _open(config)
-        return _OPEN[key]
+        if key in _OPEN:
+            return _OPEN[key]
+        if isinstance(config, MemoryIndexConfig):
+            documents = _make_documents(config.documents)
+            index = SearchIndex(documents, Bm25.build(document.whole for document in documents))
+        else:
+            index = _load_folder(Path(config.path).expanduser())
+        _OPEN[key] = index
+        return index
 
 
 _opening = Lock()
 """Held while an index is opened, so others that need it wait instead of opening it again."""
 _OPEN: dict[str, SearchIndex] = {}
 """The indexes of this process, by their configs: training and evaluation sets share them."""
-
-
-def _open(config: IndexConfig) -> SearchIndex:
-    if isinstance(config, MemoryIndexConfig):
-        documents = _make_documents(config.documents)
-        return SearchIndex(documents, Bm25.build(document.whole for document in documents))
-    return _load_folder(Path(config.path).expanduser())
 
 
 _KINDS: Mapping[str, type[Bm25] | type[Dense] | type[OnDisk]] = {
@@ -187,10 +186,10 @@ def _make_documents(use: Use) -> list[Document]:
         raise
     except Exception as err:  # user code may raise anything
         raise DataError(f"index.documents: {use.use} raised {describe_error(err)}") from err
-    found = [document_from(row, where=f"{use.use}, document {idx}") for idx, row in enumerate(rows)]
-    if not found:
+    documents = [document_from(row, where=f"{use.use}, document {idx}") for idx, row in enumerate(rows)]
+    if not documents:
         raise DataError(f"index.documents: {use.use} returned no documents")
-    return found
+    return documents
 
 
 # --- building -------------------------------------------------------------------------------------
@@ -214,12 +213,9 @@ def build_index(
     """
     if not documents.is_file():
         raise DataError(f"{documents} does not exist; expected a JSONL file with `title` and `text`")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_free(out):
         raise DataError(f"{out} exists and is not an empty folder; choose another one, or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        fresh = Path(scratch) / "new"
-        fresh.mkdir()
+    with new_folder(out) as fresh:
         _place(documents, fresh / _DOCUMENTS)
         num = write_offsets(fresh / _DOCUMENTS, fresh / _OFFSETS, limit=limit)
         if not num:
@@ -236,9 +232,6 @@ def build_index(
             Bm25.build(texts).save(fresh)
         manifest = IndexManifest(format=FORMAT, kind=kind.kind, library=library, num_documents=num)
         (fresh / _MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-        if out.exists():
-            out.rmdir()
-        fresh.rename(out)
     return manifest
 
 

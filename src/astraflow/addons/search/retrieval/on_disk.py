@@ -61,7 +61,10 @@ class OnDisk:
         library = _library()
         place = folder / _FOLDER
         place.mkdir()
-        index = library.Index(_schema(), path=str(place))
+        fields = library.SchemaBuilder()
+        fields.add_text_field(_TEXT, stored=False, tokenizer_name=_ANALYZER, index_option="freq")
+        fields.add_unsigned_field(_NUMBER, stored=True, indexed=False)
+        index = library.Index(fields.build(), path=str(place))
         index.register_tokenizer(_ANALYZER, _analyzer())
         writer = index.writer(heap_size=_HEAP_BYTES, num_threads=1)
         for number, text in enumerate(texts):
@@ -106,10 +109,3 @@ def _analyzer() -> Any:
         given = {"stopword": ("english",), "remove_long": (_MAX_CHARS,)}.get(each, ())
         words = words.filter(getattr(library.Filter, each)(*given))
     return words.build()
-
-
-def _schema() -> Any:
-    fields = _library().SchemaBuilder()
-    fields.add_text_field(_TEXT, stored=False, tokenizer_name=_ANALYZER, index_option="freq")
-    fields.add_unsigned_field(_NUMBER, stored=True, indexed=False)
-    return fields.build()

@@ -131,13 +131,13 @@ class _Host:
             self._runs.pop(frame.number, None)
         await self._send(answer)
 
-    async def _open(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        if asked["protocol"] != PROTOCOL:
-            raise RuntimeError(f"the service speaks protocol {asked['protocol']}, this host {PROTOCOL}")
-        sys.path += [path for path in asked["paths"] if path not in sys.path]
-        module, _, attr = asked["serve"].partition(":")
-        self._served = getattr(importlib.import_module(module), attr)(**asked["args"])
-        if not asked["lists"] and hasattr(self._served, "open"):
+    async def _open(self, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        if request["protocol"] != PROTOCOL:
+            raise RuntimeError(f"the service speaks protocol {request['protocol']}, this host {PROTOCOL}")
+        sys.path += [path for path in request["paths"] if path not in sys.path]
+        module, _, attr = request["serve"].partition(":")
+        self._served = getattr(importlib.import_module(module), attr)(**request["args"])
+        if not request["lists"] and hasattr(self._served, "open"):
             await _call(self._served.open)
         version = getattr(self._served, "version", "")
         return "opened", {
@@ -146,15 +146,15 @@ class _Host:
             "roles": list(getattr(self._served, "roles", ("agent",))),
         }
 
-    async def _list_page(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    async def _list_page(self, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The next page of tasks, with at most `limit` of them. The first page begins at `skip`."""
         if not hasattr(self, "_tasks"):
             self._tasks: Iterator[Any] = itertools.islice(
-                iter(self._served.tasks(asked["split"])), asked["skip"], None
+                iter(self._served.tasks(request["split"])), request["skip"], None
             )
         page: list[Any] = []
         num_bytes = 0
-        while len(page) < asked["limit"] and num_bytes < _PAGE_BYTES:
+        while len(page) < request["limit"] and num_bytes < _PAGE_BYTES:
             task = next(self._tasks, None)
             if task is None:
                 return "page", {"tasks": page, "is_last": True}
@@ -162,16 +162,18 @@ class _Host:
             num_bytes += len(_encode(task))
         return "page", {"tasks": page, "is_last": False}
 
-    async def _run(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        episode = HostedEpisode(asked["base_url"], asked["api_key"], asked["models"], asked["deadline_s"])
+    async def _run(self, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        episode = HostedEpisode(
+            request["base_url"], request["api_key"], request["models"], request["deadline_s"]
+        )
         if self._served is None:
             raise RuntimeError("a `run` was requested before `open`")
-        ended = await _call(self._served.run, asked["data"], episode)
-        if not isinstance(ended, Mapping):
+        result = await _call(self._served.run, request["data"], episode)
+        if not isinstance(result, Mapping):
             raise TypeError(
-                f"`run` returned {type(ended).__name__}; expected a mapping with `parts`, `score`"
+                f"`run` returned {type(result).__name__}; expected a mapping with `parts`, `score`"
             )
-        return "ended", {**cast("Mapping[str, Any]", ended)}
+        return "ended", {**cast("Mapping[str, Any]", result)}
 
 
 async def _call(method: Any, *arguments: Any) -> Any:

@@ -23,16 +23,27 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any
+
+import aiohttp
 
 from astraflow.addons.agents.hosts.inside.main import HostedEpisode
 from astraflow.addons.agents.hosts.inside.relay import Relay
-from astraflow.addons.agents.hosts.inside.verifiers_chat import chat_harness
 
 __all__ = ["EpisodeFailedError", "VerifiersHost"]
 
 _CHAT_HARNESS = "astraflow_chat"
-"""Id of a harness that this package adds: a conversation without tools, in the host's own process."""
+"""Id of a harness that this package adds: a conversation without tools, in the host's own process.
+
+The library's own harnesses start a program for each run of an agent, which takes more than a second. This one
+calls the model directly, so it is for task sets that need neither tools nor files. It can be resumed, so
+environments can use it for conversations of many turns.
+"""
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)
+"""The deadline of the episode bounds the requests of the harness."""
+_MAX_REFUSAL_CHARS = 2_000
+"""Number of characters of a refusal that an error message shows."""
 _KEY_VARIABLE = "ASTRAFLOW_API_KEY"
 """The library takes a key by the name of a variable, and hides variables with API_KEY from programs."""
 _OLDEST = (0, 4)
@@ -67,9 +78,9 @@ class VerifiersHost:
         if tuple(int(part) for part in self.version.split(".")[:2]) < _OLDEST:
             raise RuntimeError(f"verifiers {self.version} is too old; 0.4 or newer is needed (its v1 API)")
         self._vf: Any = importlib.import_module("verifiers.v1")
-        sys.modules.setdefault(_CHAT_HARNESS, chat_harness(_CHAT_HARNESS))
+        sys.modules.setdefault(_CHAT_HARNESS, _chat_harness())
         config = self._vf.resolve_env_config(env)
-        seats = _seats(config)
+        seats = importlib.import_module("verifiers.v1.configs.agent").agent_config_fields(config)
         self.roles = [name for name, seat in seats.items() if seat.model is None and seat.client is None]
         if not self.roles:
             raise ValueError("every role has its own model or client, so no policy would play")
@@ -120,10 +131,13 @@ class VerifiersHost:
             def watch(trace: Any) -> None:
                 sessions.add(trace.id)
 
-            ended = await self._env.run_slot(slot, self._context, on_trace=watch)
-        if not ended.ok:
-            raise EpisodeFailedError(_last_error(ended))
-        traces = [trace for trace in ended.traces if trace.agent.name in self.roles]
+            outcome = await self._env.run_slot(slot, self._context, on_trace=watch)
+        if not outcome.ok:
+            errors: list[Any] = [
+                trace.last_error for trace in outcome.traces if not trace.ok and trace.last_error
+            ]
+            raise EpisodeFailedError(outcome.last_error or (errors[-1] if errors else None))
+        traces = [trace for trace in outcome.traces if trace.agent.name in self.roles]
         trained = [trace.reward for trace in traces if trace.agent.trainable]
         return {
             "parts": [
@@ -140,24 +154,64 @@ class VerifiersHost:
         }
 
 
-def _seats(config: Any) -> dict[str, Any]:
-    agents = importlib.import_module("verifiers.v1.configs.agent")
-    return agents.agent_config_fields(config)
-
-
-def _last_error(ended: Any) -> Any:
-    failed = [trace.last_error for trace in ended.traces if not trace.ok and trace.last_error is not None]
-    return ended.last_error or (failed[-1] if failed else None)
-
-
 def _metrics(traces: Sequence[Any], *, names_role: bool) -> dict[str, float]:
     """The mean of each reward and metric over the runs of a role."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for trace in traces:
         where = f"{trace.agent.name}/" if names_role else ""
         rewards = {f"reward/{name}": each.score for name, each in trace.rewards.items() if each is not None}
         metrics = {name: value for name, value in trace.metrics.items() if value is not None}
         for name, value in {**rewards, **metrics}.items():
-            found.setdefault(f"{where}{name}", []).append(float(value))
-    means = {name: sum(values) / len(values) for name, values in found.items()}
+            by_name.setdefault(f"{where}{name}", []).append(float(value))
+    means = {name: sum(values) / len(values) for name, values in by_name.items()}
     return dict(list(means.items())[:_MAX_METRICS])
+
+
+def _chat_harness() -> ModuleType:
+    """Makes a module with the harness. The library finds harnesses by the names of modules."""
+    vf: Any = importlib.import_module("verifiers.v1")
+    chat: Any = importlib.import_module("verifiers.v1.dialects.chat")
+    base: Any = vf.Harness
+
+    class ChatHarness(base):
+        """One request per segment, with the whole conversation."""
+
+        APPENDS_SYSTEM_PROMPT = True
+        SUPPORTS_RESUME = True
+        EXECUTES_CODE = False
+        NEEDS_CONTAINER = False
+
+        async def launch(  # noqa: PLR0917 - the library's signature
+            self,
+            ctx: Any,
+            trace: Any,
+            runtime: Any,
+            endpoint: str,
+            secret: str,
+            mcp_urls: Mapping[str, str],
+            data: Any,
+        ) -> Any:
+            """Runs one segment of a conversation. Returns it as the result of a program."""
+            system, prompt = self.resolve_prompt(data)
+            messages: list[Any] = [{"role": "system", "content": system}] if system else []
+            if isinstance(prompt, str):
+                messages.append({"role": "user", "content": prompt})
+            else:
+                messages += [chat.message_to_wire(message) for message in prompt or ()]
+            status, answer = await _post(endpoint, secret, {"model": ctx.model, "messages": messages})
+            if status != 200:
+                return vf.ProgramResult(exit_code=1, stdout="", stderr=answer[:_MAX_REFUSAL_CHARS])
+            return vf.ProgramResult(exit_code=0, stdout=answer, stderr="")
+
+    module = ModuleType(_CHAT_HARNESS)
+    module.__dict__.update(ChatHarness=ChatHarness, __all__=["ChatHarness"])
+    return module
+
+
+async def _post(endpoint: str, secret: str, body: Mapping[str, Any]) -> tuple[int, str]:
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with (
+        aiohttp.ClientSession(headers=headers, timeout=_NO_TIMEOUT) as http,
+        http.post(f"{endpoint}/chat/completions", json=body) as answer,
+    ):
+        return answer.status, await answer.text()

@@ -8,7 +8,7 @@ import psutil
 
 from astraflow.errors import DataError
 
-__all__ = ["Capacity", "check_disk", "check_memory", "measure_capacity"]
+__all__ = ["FreeSpace", "check_disk", "check_memory", "measure_capacity"]
 
 _PROCESS_BYTES = 600e6
 """Memory of the process itself: Python, torch, transformers, and a tokenizer."""
@@ -19,20 +19,20 @@ _BYTES_PER_READ_WEIGHT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class FreeSpace:
     """What is free, in bytes."""
 
     memory_bytes: float
     disk_bytes: float
 
 
-def measure_capacity(folder: Path) -> Capacity:
+def measure_capacity(folder: Path) -> FreeSpace:
     """Measures this machine's free memory, and the free disk space where a folder is or will be."""
     existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_dir())
-    return Capacity(psutil.virtual_memory().available, shutil.disk_usage(existing).free)
+    return FreeSpace(psutil.virtual_memory().available, shutil.disk_usage(existing).free)
 
 
-def check_memory(what: str, capacity: Capacity, *, num_weights: int, largest: int) -> None:
+def check_memory(what: str, capacity: FreeSpace, *, num_weights: int, largest: int) -> None:
     """Raises: DataError if a model doesn't fit into memory. `largest`: the weights of its largest tensor."""
     reading = _BYTES_PER_READ_WEIGHT * largest + _PROCESS_BYTES
     needed = _BYTES_PER_WEIGHT * num_weights + reading
@@ -45,7 +45,7 @@ def check_memory(what: str, capacity: Capacity, *, num_weights: int, largest: in
         )
 
 
-def check_disk(what: str, capacity: Capacity, folder: Path, *, needed_bytes: float) -> None:
+def check_disk(what: str, capacity: FreeSpace, folder: Path, *, needed_bytes: float) -> None:
     """Raises: DataError if a folder doesn't fit on its disk."""
     if needed_bytes > capacity.disk_bytes:
         raise DataError(

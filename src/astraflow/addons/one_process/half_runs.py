@@ -47,7 +47,7 @@ from astraflow.weights.snapshot import model_files, read_model, snapshot_to_fold
 __all__ = [
     "BATCHES",
     "BatchRecorder",
-    "TrainedModel",
+    "TrainingResult",
     "collect_batches",
     "load_batches",
     "train_from_batches",
@@ -150,7 +150,7 @@ def _own_folder(recipe: Recipe, run_dir: Path) -> RunFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedModel:
+class TrainingResult:
     """The result of training one policy from batches."""
 
     policy: str
@@ -162,7 +162,7 @@ class TrainedModel:
 
 def train_from_batches(
     recipe: Recipe, run_dir: Path, batches: Path, *, on_step: Callable[[StepRecord], None]
-) -> tuple[TrainedModel, ...]:
+) -> tuple[TrainingResult, ...]:
     """Trains each policy from its batches, one after the other; writes metrics and models to `run_dir`.
 
     Raises: ConfigError if `run_dir` already holds results; DataError if batches are missing or damaged;
@@ -217,7 +217,7 @@ def load_batches(folder: Path, *, num_steps: int) -> tuple[Path, ...]:
 
 def _trained(
     recipe: Recipe, name: str, paths: Sequence[Path], out: Path, note: Callable[[StepRecord], None]
-) -> TrainedModel:
+) -> TrainingResult:
     policy = recipe.policies[name]
     learner = make_learner(policy.train, model_dir=policy.model_dir, seed=recipe.seed, exact=recipe.exact)
     for step, path in enumerate(paths):
@@ -225,7 +225,10 @@ def _trained(
         note(_record(batch, learner.train_step(batch)))
     tensors = tuple(learner.export())
     _write_model(WeightSnapshot(name, len(paths), tensors, policy.model_dir), out, policy.template_args)
-    return TrainedModel(name, out, len(paths), _digest(tensors))
+    digest = xxhash.xxh3_128()
+    for tensor in sorted(tensors, key=lambda t: t.name):
+        digest.update(tensor.data.data)
+    return TrainingResult(name, out, len(paths), digest.hexdigest())
 
 
 def _load(path: Path, policy: str, step: int) -> Batch:
@@ -265,10 +268,3 @@ def _write_model(trained: WeightSnapshot, out: Path, template_args: Mapping[str,
         write_template_defaults(Path(aside), template_args)
         snapshot = WeightSnapshot(trained.policy, trained.version, trained.tensors, Path(aside))
         snapshot_to_folder(snapshot, out)
-
-
-def _digest(tensors: Sequence[HostTensor]) -> str:
-    digest = xxhash.xxh3_128()
-    for tensor in sorted(tensors, key=lambda t: t.name):
-        digest.update(tensor.data.data)
-    return digest.hexdigest()

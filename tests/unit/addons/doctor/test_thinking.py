@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from astraflow.addons.prompt_checks.thinking import check_thinking
+from astraflow.addons.doctor.chat_templates import check_thinking
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from drivers.chat_folders import CHATML, make_folder

@@ -26,9 +26,9 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 from transformers.utils import logging as transformers_logging
 
-from astraflow.addons.gguf.capacity import Capacity, check_disk, check_memory, measure_capacity
-from astraflow.addons.gguf.folder import holds_model, new_folder, write_origin
-from astraflow.addons.gguf.tools_template import with_tools
+from astraflow.addons.tiny_models.capacity import FreeSpace, check_disk, check_memory, measure_capacity
+from astraflow.addons.tiny_models.folder import holds_model, shared_folder, write_origin
+from astraflow.addons.tiny_models.tools_template import with_tools
 from astraflow.errors import DataError
 from astraflow.user_input.own_code import describe_error
 
@@ -69,11 +69,11 @@ class _Contents:
         """Bits per weight of the type that most tensors have among the quantized ones; 0 if none is."""
         quantized = {name: num for name, num in self.types.items() if _QUANTIZED.match(name)}
         name = max(quantized, key=lambda name: quantized[name], default="")
-        found = _QUANTIZED.match(name)
-        return int(found[1]) if found else 0
+        match = _QUANTIZED.match(name)
+        return int(match[1]) if match else 0
 
 
-def convert_file(file: Path, out: Path, *, tell: Tell, capacity: Capacity | None = None) -> Path:
+def convert_file(file: Path, out: Path, *, tell: Tell, capacity: FreeSpace | None = None) -> Path:
     """Converts a GGUF file into the model folder `out`, unless that has the model already.
 
     Raises: DataError if the file can't be converted, or if there isn't enough memory or disk space.
@@ -82,13 +82,13 @@ def convert_file(file: Path, out: Path, *, tell: Tell, capacity: Capacity | None
     if holds_model(out, origin):
         tell(f"{out} is up to date")
         return out
-    with new_folder(out) as scratch:
+    with shared_folder(out) as fresh:
         card = ModelCard(title=file.stem, origin=origin)
-        write_model(file, scratch / "new", card, tell=tell, capacity=capacity or measure_capacity(out))
+        write_model(file, fresh, card, tell=tell, capacity=capacity or measure_capacity(out))
     return out
 
 
-def write_model(file: Path, folder: Path, card: ModelCard, *, tell: Tell, capacity: Capacity) -> None:
+def write_model(file: Path, folder: Path, card: ModelCard, *, tell: Tell, capacity: FreeSpace) -> None:
     """Writes weights, config, tokenizer, and model card into an empty folder.
 
     Raises: DataError, like `convert_file`.

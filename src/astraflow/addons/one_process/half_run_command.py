@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from astraflow.addons.half_runs.half_runs import BATCHES, collect_batches, train_from_batches
+from astraflow.addons.one_process.half_runs import BATCHES, collect_batches, train_from_batches
 from astraflow.errors import ConfigError
 from astraflow.recipe.model_checks import check_model
 from astraflow.recipe.recipe import Recipe

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.half_runs.command import run_only
+from astraflow.addons.one_process.half_run_command import run_only
 from astraflow.errors import ConfigError
 from drivers.recipe_builders import make_digit_model, make_digit_recipe
 

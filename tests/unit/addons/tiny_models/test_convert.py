@@ -10,17 +10,17 @@ from gguf import GGUFReader, dequantize
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.addons.gguf.capacity import Capacity
-from astraflow.addons.gguf.convert import convert_file
-from astraflow.addons.gguf.tools_template import with_tools
+from astraflow.addons.tiny_models.capacity import FreeSpace
+from astraflow.addons.tiny_models.convert import convert_file
+from astraflow.addons.tiny_models.tools_template import with_tools
 from astraflow.errors import DataError
 from astraflow.models.loading import load_causal_lm
 from drivers.gguf_files import CHATML, SIZES, folder_weights, write_gguf
 
-PLENTY = Capacity(memory_bytes=64e9, disk_bytes=64e9)
+PLENTY = FreeSpace(memory_bytes=64e9, disk_bytes=64e9)
 
 
-def converted(file: Path, out: Path, *, capacity: Capacity = PLENTY) -> list[str]:
+def converted(file: Path, out: Path, *, capacity: FreeSpace = PLENTY) -> list[str]:
     """Converts a file, and returns what was told."""
     told: list[str] = []
     convert_file(file, out, tell=told.append, capacity=capacity)
@@ -103,17 +103,17 @@ def nothing_left(folder: Path) -> bool:
     ("capacity", "message"),
     [
         (
-            Capacity(memory_bytes=0.5e9, disk_bytes=64e9),
+            FreeSpace(memory_bytes=0.5e9, disk_bytes=64e9),
             r"0\.5 GB are free; end other programs, or use a model with at most 0 million weights",
         ),
         (
-            Capacity(memory_bytes=64e9, disk_bytes=1e6),
+            FreeSpace(memory_bytes=64e9, disk_bytes=1e6),
             r"0\.00 GB are free; free some space, or choose another",
         ),
     ],
 )
 def test_a_machine_that_is_too_small_is_told_before_loading(
-    tmp_path: Path, capacity: Capacity, message: str
+    tmp_path: Path, capacity: FreeSpace, message: str
 ) -> None:
     write_gguf(tmp_path / "small.gguf")
     with pytest.raises(DataError, match=message):

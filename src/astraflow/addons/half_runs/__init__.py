@@ -1,1 +1,0 @@
-"""`astraflow run --only`: collects batches without training, or trains from collected batches."""

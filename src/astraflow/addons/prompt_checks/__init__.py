@@ -1,1 +1,0 @@
-"""Checks, before a run, that models have room for their answers."""
