@@ -14,7 +14,7 @@ import msgspec
 
 from astraflow.addons.view.advantages import Advantages
 from astraflow.addons.view.groups import Lease, OpenGroup, OpenGroups, lease_of
-from astraflow.addons.view.log_tail import LogEntry, Place
+from astraflow.dataflow.journal.log_reader import LogEntry, Position
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.dataflow.core.commands import (
@@ -125,7 +125,7 @@ class Booker:
         self._texts: list[tuple[int, str]] = []
         self._workers: dict[str, str] = {}
         """Lease -> the service that holds it."""
-        self._place: Place = (0, 0)
+        self._place: Position = (0, 0)
         self._at_s = 0.0
         self.last_seq = 0
         """Number of the newest record that was booked."""

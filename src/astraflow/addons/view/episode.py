@@ -26,7 +26,7 @@ from astraflow.addons.view.episode_sequences import (
 )
 from astraflow.addons.view.episode_words import reward_words, version_words
 from astraflow.addons.view.groups import facts_in, results_in
-from astraflow.addons.view.log_tail import entry_at
+from astraflow.dataflow.journal.log_reader import entry_at
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.addons.view.search import EpisodeDict, row_of
 from astraflow.addons.view.tables_copy import messages_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from astraflow.addons.view.log_tail import LogEntry, Place
+from astraflow.dataflow.journal.log_reader import LogEntry, Position
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.dataflow.core.commands import EpisodeFacts, RecordResult
 from astraflow.dataflow.journal.records import decode_commands, decode_records
@@ -65,7 +65,7 @@ class OpenGroup:
 class OpenGroups:
     """The groups that are still in memory. Example: `groups.get(TRAIN, 17).good`."""
 
-    def __init__(self, database: sqlite3.Connection, entry_at: Callable[[Place], LogEntry | None]) -> None:
+    def __init__(self, database: sqlite3.Connection, entry_at: Callable[[Position], LogEntry | None]) -> None:
         self._database = database
         self._entry_at = entry_at
         self._open: dict[tuple[int, int], OpenGroup] = {}
@@ -104,7 +104,7 @@ class OpenGroups:
             "SELECT e.id, e.episode_idx, e.part, n.name, e.log_segment, e.log_offset, e.error IS NULL "
             "FROM episodes e LEFT JOIN names n ON n.id = e.policy WHERE e.group_id = ? AND e.kind = ?"
         )
-        places: set[Place] = set()
+        places: set[Position] = set()
         for row_id, idx, part, policy, segment, offset, is_good in self._database.execute(
             query, (group_id, kind)
         ):

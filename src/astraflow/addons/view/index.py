@@ -21,18 +21,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from astraflow.addons.view.advantages import Advantages
 from astraflow.addons.view.booking import Booker
 from astraflow.addons.view.groups import OpenGroups
-from astraflow.addons.view.log_tail import LogEntry, LogGap, LogTail, Place, entry_at
+from astraflow.dataflow.journal.log_reader import LogEntry, LogGap, LogTail, Position, entry_at
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import INDEX_VERSION, create, open_to_fill, open_to_read
 from astraflow.addons.view.tables_copy import TablesCopy
 from astraflow.dataflow.journal.journal_db import DATABASE
-from astraflow.dataflow.journal.records import decode_plan
-from astraflow.dataflow.journal.segments import RECORDS
+from astraflow.dataflow.journal.reader import JournalTables
+from astraflow.dataflow.journal.records import decode_plan, decode_records
+from astraflow.dataflow.journal.segments import PLAN, RECORDS
 from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
 
@@ -261,7 +260,7 @@ class _Filling:
         except JournalError as err:
             self.note(f"records at byte {item.begin[1]} of segment {item.begin[0]} are left out: {err}")
 
-    def _flush(self, last_entry: Place) -> None:
+    def _flush(self, last_entry: Position) -> None:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self._booker.flush()
@@ -288,8 +287,8 @@ class _Filling:
     @staticmethod
     def _seq_of(entry: LogEntry) -> int:
         """Returns the number of an entry's first record; 0 if it has none."""
-        records = msgspec.msgpack.decode(entry.data, type=list[tuple[int, float, bytes, bytes, bytes]])
-        return records[0][0] if records else 0
+        records = decode_records(entry.data)
+        return records[0].seq if records else 0
 
     def _advantages(self) -> dict[str, Advantages]:
         try:
@@ -310,29 +309,26 @@ class _Filling:
         self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
-def _place_of(text: str) -> Place:
+def _place_of(text: str) -> Position:
     segment, _, offset = (text or "0 0").partition(" ")
     return int(segment), int(offset)
 
 
-def _text_of(place: Place) -> str:
+def _text_of(place: Position) -> str:
     return f"{place[0]} {place[1]}"
 
 
 def run_id_of(folder: RunFolder) -> str:
     """Returns the id of the run in a folder; empty if it can't be determined."""
-    with contextlib.suppress(sqlite3.Error, OSError):
-        path = folder.journal / DATABASE
-        if not path.is_file():
-            raise FileNotFoundError(path)
-        uri = f"{path.resolve().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
-            row = database.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
-            if row is not None:
-                return str(row[0])
-    # Without the tables, the id is in the log's first plan, if compaction hasn't dropped it.
     with contextlib.suppress(JournalError, OSError):
+        # The log's first entry is the first plan, unless compaction has dropped it.
         for item in LogTail(folder.journal / "segments", (0, 0)).read():
             if isinstance(item, LogEntry):
-                return "" if item.kind == RECORDS else decode_plan(item.data).run_id
+                if item.kind == PLAN:
+                    return decode_plan(item.data).run_id
+                break
+    with contextlib.suppress(JournalError, OSError):
+        if (folder.journal / DATABASE).is_file():
+            with JournalTables(folder.journal) as tables:
+                return tables.meta("run_id")
     return ""

@@ -1,15 +1,16 @@
 """Episodes from before and after training: `samples/episodes.md` in the folder of a run that has ended."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from astraflow.addons.view.transcripts import load_transcripts
 from astraflow.dataflow.journal.journal_db import TranscriptRow
+from astraflow.dataflow.journal.reader import JournalTables
 from astraflow.recipe.run_folder import RunFolder, write_atomic
 from astraflow.report.terminal_text import printable, speaker_of
 from astraflow.report.view import RunPage, ShownRun
-from astraflow.types import Message
+from astraflow.types import LeaseKind, Message
 
-__all__ = ["SampleEpisodes"]
+__all__ = ["SampleEpisodes", "load_transcripts"]
 
 _Transcript = tuple[TranscriptRow, tuple[Message, ...]]
 _NUM_EPISODES = 3
@@ -24,6 +25,12 @@ class SampleEpisodes(RunPage):
     def report(self) -> None:
         """Writes the file. Raises: JournalError or OSError."""
         write_atomic(self._folder.samples / "episodes.md", _episodes_text(self._folder).encode())
+
+
+def load_transcripts(journal: Path, kind: LeaseKind) -> list[_Transcript]:
+    """Reads the episodes whose messages are kept, in order of arrival. Raises: JournalError."""
+    with JournalTables(journal) as tables:
+        return [(row, tables.messages(row)) for row in tables.transcripts("kind = ?", kind)]
 
 
 def _episodes_text(folder: RunFolder) -> str:
