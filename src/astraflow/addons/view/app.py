@@ -58,7 +58,7 @@ from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.metric_lines import metric_lines
 from astraflow.addons.view.page_file import episode_file
 from astraflow.addons.view.ready import ready
-from astraflow.addons.view.runs import ShownRun, ShownRuns
+from astraflow.addons.view.runs import ViewedRun, ViewedRuns
 from astraflow.addons.view.said import said_in
 from astraflow.addons.view.search import Found, choices, group_rows, search
 from astraflow.addons.view.slots import slot_lanes
@@ -91,7 +91,7 @@ _T = TypeVar("_T")
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(runs: ShownRuns) -> Starlette:
+def make_app(runs: ViewedRuns) -> Starlette:
     """Builds the ASGI app that serves these runs."""
     views = _Views(runs)
     routes = [
@@ -163,17 +163,17 @@ def _json(value: object, *, status: int = 200) -> Response:
 class _Views:
     """The request handlers."""
 
-    def __init__(self, runs: ShownRuns) -> None:
+    def __init__(self, runs: ViewedRuns) -> None:
         self._runs = runs
         self._results = Results()
 
-    def _run(self, request: Request) -> ShownRun:
+    def _run(self, request: Request) -> ViewedRun:
         run = self._runs.get(str(request.path_params["run"]))
         if run is None:
             raise HTTPException(404, "there is no such run here; / lists those that are shown")
         return run
 
-    async def _read(self, request: Request, question: Callable[[sqlite3.Connection, ShownRun], _T]) -> _T:
+    async def _read(self, request: Request, question: Callable[[sqlite3.Connection, ViewedRun], _T]) -> _T:
         """Queries the index of the request's run after adding what is new."""
         return await asyncio.to_thread(_ask, self._run(request), question)
 
@@ -242,7 +242,7 @@ class _Views:
         before = _number(request, "before", 0) or None
         limit = min(_number(request, "limit", 50), _MAX_LIMIT)
 
-        def question(database: sqlite3.Connection, run: ShownRun) -> Found:
+        def question(database: sqlite3.Connection, run: ViewedRun) -> Found:
             with said_in(database, run.folder, run.texts) as said:
                 return search(database, wanted, before=before, limit=limit, said=said)
 
@@ -277,7 +277,7 @@ class _Views:
         """Reads the episode that a request names. Raises: HTTPException if there is none."""
         episode_id = int(request.path_params["id"])
 
-        def question(database: sqlite3.Connection, run: ShownRun) -> EpisodeView | None:
+        def question(database: sqlite3.Connection, run: ViewedRun) -> EpisodeView | None:
             return episode_view(database, run.folder, run.texts, episode_id)
 
         view = await self._read(request, question)
@@ -292,7 +292,7 @@ class _Views:
         kind = "eval" if request.path_params["kind"] == "eval" else "train"
         number = int(request.path_params["group"])
 
-        def question(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
+        def question(database: sqlite3.Connection, run: ViewedRun) -> dict[str, Any]:
             rows = group_rows(database, kind, number)
             shown = rows[:_MAX_GROUP]
             most = min(MAX_TOKENS, _MAX_GROUP_TOKENS // max(1, len(shown)))
@@ -326,7 +326,7 @@ class _Views:
     # --- weights and time ---
 
     async def versions(self, request: Request) -> Response:
-        def question(database: sqlite3.Connection, run: ShownRun) -> list[dict[str, Any]]:
+        def question(database: sqlite3.Connection, run: ViewedRun) -> list[dict[str, Any]]:
             del run
             newest = "SELECT * FROM versions ORDER BY at_s DESC LIMIT 2000"
             query = f"SELECT * FROM ({newest}) ORDER BY policy, version"
@@ -358,7 +358,7 @@ class _Views:
         )
 
 
-def _ask(run: ShownRun, question: Callable[[sqlite3.Connection, ShownRun], _T]) -> _T:
+def _ask(run: ViewedRun, question: Callable[[sqlite3.Connection, ViewedRun], _T]) -> _T:
     """Answers a question from the index, in a thread.
 
     Only one request at a time fills the index; the others read what is there.
@@ -375,13 +375,13 @@ def _ask(run: ShownRun, question: Callable[[sqlite3.Connection, ShownRun], _T]) 
         return question(database, run)
 
 
-def _fill(run: ShownRun) -> None:
+def _fill(run: ViewedRun) -> None:
     """Fills the index completely, in a thread: an export has to contain all episodes."""
     while not _ask(run, lambda database, _: _meta(database, "is_complete") == "1"):
         time.sleep(_PAUSE_S)
 
 
-def _metrics(run: ShownRun, after: int) -> bytes:
+def _metrics(run: ViewedRun, after: int) -> bytes:
     """Reads the rows of `metrics.jsonl`, in a thread. Those of a run elsewhere are fetched first."""
     if run.remote is not None:
         with run.lock:
@@ -389,7 +389,7 @@ def _metrics(run: ShownRun, after: int) -> bytes:
     return metric_lines(run.folder.metrics, after)
 
 
-def _progress(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
+def _progress(database: sqlite3.Connection, run: ViewedRun) -> dict[str, Any]:
     """Returns what the index knows about the run as a whole."""
     return {
         "notes": _notes(database, run),
@@ -400,7 +400,7 @@ def _progress(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
     }
 
 
-def _notes(database: sqlite3.Connection, run: ShownRun) -> list[str]:
+def _notes(database: sqlite3.Connection, run: ViewedRun) -> list[str]:
     if run.remote is not None:
         told = (
             f"this run is at {run.remote.url}; its episodes, versions and time line are in its folder there"
@@ -409,7 +409,7 @@ def _notes(database: sqlite3.Connection, run: ShownRun) -> list[str]:
     return [row[0] for row in database.execute("SELECT text FROM notes")]
 
 
-async def _status(run: ShownRun) -> dict[str, Any]:
+async def _status(run: ViewedRun) -> dict[str, Any]:
     """Returns the run's current status, as `astraflow status --json` prints it, or the problem as text.
 
     The `answer` says the same in a sentence and four figures; it is null if nothing is known. `unreadable` is
@@ -429,7 +429,7 @@ async def _status(run: ShownRun) -> dict[str, Any]:
     return {**place, "status": shown, "answer": status.answer(), "unreadable": unreadable}
 
 
-def _summary_of(run: ShownRun) -> dict[str, object]:
+def _summary_of(run: ViewedRun) -> dict[str, object]:
     place = {"name": run.name, "path": format_path(run.folder.path), "sweep": run.sweep}
     known = {"is_summarized": os.path.isfile(run.folder.summary), "problem": ""}
     try:
@@ -467,13 +467,13 @@ def _decimal(request: Request, name: str) -> float | None:
         raise ConfigError(f"{name} = {text[:100]!r} is not a number") from err
 
 
-def _lines(run: ShownRun, wanted: EpisodeFilter, limit: int) -> Iterator[bytes]:
+def _lines(run: ViewedRun, wanted: EpisodeFilter, limit: int) -> Iterator[bytes]:
     with contextlib.closing(run.index.reader()) as database:
         for row in exported(database, run.folder, wanted, limit=limit):
             yield json_line(row)
 
 
-def _parquet(run: ShownRun, wanted: EpisodeFilter, limit: int) -> bytes:
+def _parquet(run: ViewedRun, wanted: EpisodeFilter, limit: int) -> bytes:
     file = io.BytesIO()
     with contextlib.closing(run.index.reader()) as database:
         write_parquet(exported(database, run.folder, wanted, limit=limit), file)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from astraflow.addons.view.advantages import Advantages
-from astraflow.addons.view.groups import Lease, OpenGroup, OpenGroups, lease_of
+from astraflow.addons.view.groups import LeaseId, OpenGroup, OpenGroups, lease_of
 from astraflow.dataflow.journal.log_reader import LogEntry, Position
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import EVAL, TRAIN
@@ -124,7 +124,7 @@ class Booker:
         """Policy -> bytes of a full version."""
         self._texts: list[tuple[int, str]] = []
         self._workers: dict[str, str] = {}
-        """Lease -> the service that holds it."""
+        """LeaseId -> the service that holds it."""
         self._place: Position = (0, 0)
         self._at_s = 0.0
         self.last_seq = 0
@@ -191,7 +191,7 @@ class Booker:
             row.score = row.reward = facts.score
             row.duration_s = facts.duration_s
 
-    def _row(self, lease: Lease, group: OpenGroup, worker_id: str) -> EpisodeRow:
+    def _row(self, lease: LeaseId, group: OpenGroup, worker_id: str) -> EpisodeRow:
         """Makes a row from what the lease contains."""
         row = EpisodeRow(
             id=self._next_id,

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from astraflow import wire
 from astraflow.addons.view.conversation import (
-    Block,
-    Part,
+    MessageBlock,
+    MessagePart,
     blocks_of_messages,
     blocks_of_trajectory,
     speaker_of,
@@ -50,7 +50,7 @@ class SequenceView(Item, frozen=True, kw_only=True):
     origin: Origin = Origin()
     num_shared: int = 0
     """Number of messages at its beginning that the sequence it follows from has too."""
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[MessageBlock, ...] = ()
     is_left_out: bool = False
     """Whether its messages are missing because the others are too long, or because they can't be read."""
 
@@ -182,26 +182,26 @@ def _rows(database: sqlite3.Connection, row: EpisodeDict) -> dict[int, PayloadRe
     return {each[0]: PayloadRef(*each[1:]) for each in database.execute(query, values)}
 
 
-def _blocks(trajectory: Trajectory, texts: TokenText) -> tuple[Block, ...]:
+def _blocks(trajectory: Trajectory, texts: TokenText) -> tuple[MessageBlock, ...]:
     return blocks_of_trajectory(trajectory, lambda ids: texts.text(trajectory.policy, ids))
 
 
-def _with_roles(blocks: Sequence[Block], messages: Sequence[Message]) -> tuple[Block, ...]:
+def _with_roles(blocks: Sequence[MessageBlock], messages: Sequence[Message]) -> tuple[MessageBlock, ...]:
     """Adds roles from kept messages to blocks whose template has no marker for them."""
     roles: Mapping[str, str] = {m.content.strip(): m.role for m in messages if m.role != "assistant"}
     return tuple([_with_role(block, roles) for block in blocks]) if roles else tuple(blocks)
 
 
-def _with_role(block: Block, roles: Mapping[str, str]) -> Block:
+def _with_role(block: MessageBlock, roles: Mapping[str, str]) -> MessageBlock:
     role = roles.get(block.text.strip(), block.role) if block.turn == 0 else block.role
     if role == block.role:
         return block
     parts = block.parts
     if role == "tool":
         parts = tuple(
-            [Part(kind="result", pieces=part.pieces) if part.kind == "text" else part for part in parts]
+            [MessagePart(kind="result", pieces=part.pieces) if part.kind == "text" else part for part in parts]
         )
-    return Block(role=role, parts=parts, start=block.start)
+    return MessageBlock(role=role, parts=parts, start=block.start)
 
 
 def _view(episode_id: int, branch: Branch, origin: Origin, branches: Sequence[Branch]) -> SequenceView:

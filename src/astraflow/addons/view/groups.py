@@ -18,7 +18,7 @@ from astraflow.dataflow.journal.records import decode_commands, decode_records
 from astraflow.errors import JournalError
 from astraflow.types import Failure
 
-__all__ = ["Lease", "OpenGroup", "OpenGroups", "facts_in", "lease_of", "results_in"]
+__all__ = ["LeaseId", "OpenGroup", "OpenGroups", "facts_in", "lease_of", "results_in"]
 
 _LEASE_ID = re.compile(r"(e?)(\d{1,18})\.(\d{1,18})\.(\d{1,18})")
 _MAX_OPEN = 20_000
@@ -28,7 +28,7 @@ Fate = tuple[int, int | None, int]
 """(id of the fate's name, step counted from 1, staleness)."""
 
 
-class Lease(NamedTuple):
+class LeaseId(NamedTuple):
     """The parts of a lease's id."""
 
     kind: int
@@ -37,12 +37,12 @@ class Lease(NamedTuple):
     attempt: int
 
 
-def lease_of(lease_id: str) -> Lease | None:
+def lease_of(lease_id: str) -> LeaseId | None:
     """Parses the id of a lease; returns None if the dataflow doesn't issue such ids."""
     match = _LEASE_ID.fullmatch(lease_id)
     if match is None:
         return None
-    return Lease(EVAL if match[1] else TRAIN, int(match[2]), int(match[3]), int(match[4]))
+    return LeaseId(EVAL if match[1] else TRAIN, int(match[2]), int(match[3]), int(match[4]))
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ def facts_in(entry: LogEntry | None, group_id: int) -> dict[int, EpisodeFacts]:
     return found
 
 
-def results_in(entry: LogEntry | None) -> Iterator[tuple[Lease, EpisodeFacts | Failure]]:
+def results_in(entry: LogEntry | None) -> Iterator[tuple[LeaseId, EpisodeFacts | Failure]]:
     """Yields the results in one entry of the log; nothing if it can't be read."""
     if entry is None:
         return

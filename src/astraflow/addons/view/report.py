@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message
 from astraflow.addons.view.app import make_app
 from astraflow.addons.view.page_file import page_file
 from astraflow.addons.view.ready import READY
-from astraflow.addons.view.runs import ShownRun, ShownRuns
+from astraflow.addons.view.runs import ViewedRun, ViewedRuns
 from astraflow.errors import Error
 from astraflow.report.ending import known_end
 
@@ -31,13 +31,13 @@ _Row = dict[str, Any]
 
 def report_file(run_dirs: Sequence[Path]) -> bytes:
     """Makes the file that shows runs, and compares them if there are several. Raises: OSError."""
-    with contextlib.closing(ShownRuns(run_dirs)) as runs:
+    with contextlib.closing(ViewedRuns(run_dirs)) as runs:
         for run in runs.all():
             _complete(run)
         return asyncio.run(_report_of(runs))
 
 
-def _complete(run: ShownRun) -> None:
+def _complete(run: ViewedRun) -> None:
     """Waits for the index and the summary of a run. The page says why a summary can't be computed."""
     run.index.fill()
     with contextlib.suppress(Error, OSError):
@@ -45,7 +45,7 @@ def _complete(run: ShownRun) -> None:
             run.summary.wait()
 
 
-async def _report_of(runs: ShownRuns) -> bytes:
+async def _report_of(runs: ViewedRuns) -> bytes:
     answers = _Answers(make_app(runs))
     names = [run.name for run in runs.all()]
     for path in ("api/runs", "api/groups"):

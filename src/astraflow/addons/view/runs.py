@@ -14,19 +14,19 @@ from astraflow.addons.experiments.group_file import GROUP_FILE
 from astraflow.addons.view.index import RunIndex
 from astraflow.addons.view.late_summary import LateSummary
 from astraflow.addons.view.remote import RemoteRun
-from astraflow.addons.view.sweeps import ShownSweep
+from astraflow.addons.view.sweeps import ViewedSweep
 from astraflow.addons.view.token_text import TokenText
 from astraflow.errors import Error
 from astraflow.recipe.run_folder import RunFolder
 
-__all__ = ["ShownRun", "ShownRuns"]
+__all__ = ["ViewedRun", "ViewedRuns"]
 
 _MAX_RUNS = 500
 _PLAIN = re.compile(r"[^\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class ShownRun:
+class ViewedRun:
     """A run folder that the page shows."""
 
     name: str
@@ -43,19 +43,19 @@ class ShownRun:
     """The name of the sweep that it belongs to; empty if it belongs to none."""
 
 
-class ShownRuns:
-    """The runs of a viewer. Call `close` at the end. Example: `ShownRuns([Path("runs")]).all()`."""
+class ViewedRuns:
+    """The runs of a viewer. Call `close` at the end. Example: `ViewedRuns([Path("runs")]).all()`."""
 
     def __init__(self, roots: Sequence[Path], remotes: Sequence[RemoteRun] = ()) -> None:
         """Shows `roots` (run folders, folders of sweeps, or folders of these) and `remotes`, which `close`
         closes as well."""
         self._roots = [Path(os.path.realpath(root)) for root in roots]
         self._remotes = {remote.folder.path: remote for remote in remotes}
-        self._runs: dict[Path, ShownRun] = {}
-        self._sweeps: dict[Path, ShownSweep] = {}
+        self._runs: dict[Path, ViewedRun] = {}
+        self._sweeps: dict[Path, ViewedSweep] = {}
         self._lock = threading.Lock()
 
-    def all(self) -> list[ShownRun]:
+    def all(self) -> list[ViewedRun]:
         """Returns the runs that exist now, up to 500. A run keeps its name.
 
         A run whose folder is gone is forgotten, so that a new folder at its path gets an index of its own.
@@ -66,13 +66,13 @@ class ShownRuns:
             self._look()
             return [run for path, run in self._runs.items() if os.path.isdir(path)]
 
-    def sweeps(self) -> list[ShownSweep]:
+    def sweeps(self) -> list[ViewedSweep]:
         """Returns the sweeps that exist now. Their runs are among those of `all`."""
         with self._lock:
             self._look()
             return [sweep for path, sweep in self._sweeps.items() if _is_sweep(path)]
 
-    def get(self, name: str) -> ShownRun | None:
+    def get(self, name: str) -> ViewedRun | None:
         """Returns the run with a name; None if there is none."""
         return next((run for run in self.all() if run.name == name), None)
 
@@ -115,7 +115,7 @@ class ShownRuns:
     def _name_of_sweep(self, path: Path) -> str:
         if path not in self._sweeps:
             taken = {sweep.name for sweep in self._sweeps.values()}
-            self._sweeps[path] = ShownSweep(_free_name(path.name, taken), path)
+            self._sweeps[path] = ViewedSweep(_free_name(path.name, taken), path)
         return self._sweeps[path].name
 
     def _add_run(self, path: Path, sweep: str) -> None:
@@ -125,7 +125,7 @@ class ShownRuns:
         name = f"{sweep}.{name}" if sweep else name
         name = _free_name(name, {run.name for run in self._runs.values()})
         folder = RunFolder(path)
-        self._runs[path] = ShownRun(
+        self._runs[path] = ViewedRun(
             name=name,
             folder=folder,
             index=RunIndex(path),

@@ -18,13 +18,13 @@ from astraflow.errors import DataError
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.user_input.user_files import format_path
 
-__all__ = ["ComparedRuns", "Results", "ShownSweep", "compared", "sweep_page", "sweep_summary"]
+__all__ = ["ComparedRuns", "Results", "ViewedSweep", "compared", "sweep_page", "sweep_summary"]
 
 _Stamp = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ShownSweep:
+class ViewedSweep:
     """The folder of a sweep that the page shows."""
 
     name: str
@@ -72,7 +72,7 @@ def compared(results: Sequence[RunResult], links: Mapping[str, str]) -> Compared
     return ComparedRuns(comparison.members, links, comparison, "")
 
 
-def sweep_summary(sweep: ShownSweep) -> dict[str, object]:
+def sweep_summary(sweep: ViewedSweep) -> dict[str, object]:
     """Returns what the list of runs says about a sweep: how many of its runs are in which state."""
     try:
         group = load_group(sweep.path)
@@ -93,7 +93,7 @@ def sweep_summary(sweep: ShownSweep) -> dict[str, object]:
     }
 
 
-def sweep_page(sweep: ShownSweep, results: Results, links: Mapping[Path, str]) -> dict[str, object]:
+def sweep_page(sweep: ViewedSweep, results: Results, links: Mapping[Path, str]) -> dict[str, object]:
     """Returns all that the page shows about a sweep. `links`: run folder -> the run's name in URLs.
 
     Raises: DataError or OSError if the folder isn't that of a sweep, for example because it was deleted.
@@ -117,7 +117,7 @@ def _or_missing(run: RunResult) -> RunResult:
     return dataclasses.replace(run, state="missing", reason=reason)
 
 
-def _place(sweep: ShownSweep) -> dict[str, object]:
+def _place(sweep: ViewedSweep) -> dict[str, object]:
     return {"name": sweep.name, "path": format_path(sweep.path)}
 
 

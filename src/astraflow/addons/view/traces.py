@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from astraflow.addons.view.groups import Lease, lease_of
+from astraflow.addons.view.groups import LeaseId, lease_of
 from astraflow.addons.view.schema import TRAIN
 from astraflow.dataflow.core.commands import (
     AttemptFailed,
@@ -81,7 +81,7 @@ class TraceMaker:
         self._every = every
         self._groups: dict[int, _Open] = {}
         self._leases: dict[str, tuple[str, float]] = {}
-        """Lease -> (the service that holds it, time when it was issued)."""
+        """LeaseId -> (the service that holds it, time when it was issued)."""
 
     def spans(self, record: Record) -> Iterator[Span]:
         """Yields the spans that end with a record. Raises: JournalError if it cannot be decoded."""
@@ -160,7 +160,7 @@ class TraceMaker:
         taken_s = group.taken_s.get(event.policy)
         told: dict[str, Value] = {"fate": event.fate, "staleness": event.staleness}
         for episode_idx in group.scores:
-            lease = Lease(TRAIN, event.group_id, episode_idx, 0)
+            lease = LeaseId(TRAIN, event.group_id, episode_idx, 0)
             table = (complete_s, at_s if taken_s is None else taken_s)
             yield self._span(lease, f"table {event.policy}", "dataflow", table, told)
             if taken_s is not None and event.fate == "trained":
@@ -171,16 +171,16 @@ class TraceMaker:
             del self._groups[event.group_id]
             fates = {f"fate {policy}": fate for policy, fate in group.fates.items()}
             for episode_idx, score in group.scores.items():
-                lease = Lease(TRAIN, event.group_id, episode_idx, 0)
+                lease = LeaseId(TRAIN, event.group_id, episode_idx, 0)
                 told = {"kind": "train", "task": group.task, "score": score, **fates}
                 yield self._root(lease, group.drawn_s, at_s, told)
 
     # --- spans ---
 
-    def _is_traced(self, lease: Lease) -> bool:
+    def _is_traced(self, lease: LeaseId) -> bool:
         return lease.kind != TRAIN or lease.group_id % self._every == 0
 
-    def _root(self, lease: Lease, start_s: float, end_s: float, told: dict[str, Value]) -> Span:
+    def _root(self, lease: LeaseId, start_s: float, end_s: float, told: dict[str, Value]) -> Span:
         told = {**told, "group": lease.group_id, "episode": lease.episode_idx}
         return Span(
             self._trace_id(lease), self._root_id(lease), 0, "dataflow", "episode", start_s, end_s, told
@@ -188,7 +188,7 @@ class TraceMaker:
 
     def _span(
         self,
-        lease: Lease,
+        lease: LeaseId,
         name: str,
         service: str,
         times_s: tuple[float, float],
@@ -209,10 +209,10 @@ class TraceMaker:
             is_error=is_error,
         )
 
-    def _trace_id(self, lease: Lease) -> int:
+    def _trace_id(self, lease: LeaseId) -> int:
         return _number(16, self._run_id, lease[:3])
 
-    def _root_id(self, lease: Lease) -> int:
+    def _root_id(self, lease: LeaseId) -> int:
         return _number(8, self._run_id, lease[:3], "episode")
 
 

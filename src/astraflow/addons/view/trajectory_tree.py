@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from astraflow import wire
-from astraflow.addons.view.conversation import Block
+from astraflow.addons.view.conversation import MessageBlock
 from astraflow.types import Item, Trajectory
 
 __all__ = ["Branch", "Origin", "branches_of"]
@@ -27,7 +27,7 @@ class Branch:
     """A sequence, and its messages."""
 
     trajectory: Trajectory
-    blocks: Sequence[Block]
+    blocks: Sequence[MessageBlock]
 
 
 class Origin(Item, frozen=True, kw_only=True):
@@ -103,12 +103,12 @@ def _num_shared(a: Trajectory, b: Trajectory) -> int:
     return int(differing[0]) if len(differing) else num
 
 
-def _reply(block: Block) -> str:
+def _reply(block: MessageBlock) -> str:
     """Returns the text of an answer without its reasoning."""
     return "\n".join([part.text for part in block.parts if part.kind == "text"])[:_MAX_TEXT].strip()
 
 
-def _given(blocks: Sequence[Block]) -> str:
+def _given(blocks: Sequence[MessageBlock]) -> str:
     """Returns the text before the first answer."""
     texts: list[str] = []
     for block in blocks:
@@ -118,7 +118,7 @@ def _given(blocks: Sequence[Block]) -> str:
     return "\n".join(texts)
 
 
-def _last_given(blocks: Sequence[Block]) -> str:
+def _last_given(blocks: Sequence[MessageBlock]) -> str:
     """Returns the message before the first answer."""
     first = next((idx for idx, block in enumerate(blocks) if block.turn), len(blocks))
     return blocks[first - 1].text[:_MAX_TEXT].strip() if first else ""
