@@ -34,7 +34,6 @@ import contextlib
 import functools
 import io
 import itertools
-import json
 import logging
 import os
 import sqlite3
@@ -56,7 +55,7 @@ from astraflow.addons.view.export import check_parquet, exported, json_line, wri
 from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.metric_lines import metric_lines
-from astraflow.addons.view.page_file import episode_file
+from astraflow.addons.view.page_file import encode_json, episode_file
 from astraflow.addons.view.ready import ready
 from astraflow.addons.view.runs import ViewedRun, ViewedRuns
 from astraflow.addons.view.said import said_in
@@ -153,11 +152,7 @@ def _guarded(handler: _Handler) -> _Handler:
 
 
 def _json(value: object, *, status: int = 200) -> Response:
-    try:
-        body = msgspec.json.encode(value)  # NaN and infinity become null because JSON has neither
-    except UnicodeEncodeError:  # a file of the run has half a surrogate pair in a text
-        body = json.dumps(msgspec.to_builtins(value)).encode()
-    return Response(body, status, PAGE_HEADERS, "application/json")
+    return Response(encode_json(value), status, PAGE_HEADERS, "application/json")
 
 
 class _Views:

@@ -124,7 +124,7 @@ class Booker:
         """Policy -> bytes of a full version."""
         self._texts: list[tuple[int, str]] = []
         self._workers: dict[str, str] = {}
-        """LeaseId -> the service that holds it."""
+        """Lease -> the service that holds it."""
         self._place: Position = (0, 0)
         self._at_s = 0.0
         self.last_seq = 0
@@ -281,7 +281,10 @@ class Booker:
     def _command(self, command: Command) -> None:
         match command:
             case AddWorker():
-                self._join(command)
+                # A service that joins again under its name was restarted.
+                kind = "restart" if command.name in self._joined else "join"
+                self._joined.add(command.name)
+                self._happen(kind, command.name, text=f"hosts {', '.join(command.hosts)}")
             case DropWorker():
                 self._happen("leave", _name_of(command.worker_id), text=command.reason)
             case PublishVersion():
@@ -290,12 +293,6 @@ class Booker:
                 self._publish(command.manifest, 0)
             case _:
                 pass
-
-    def _join(self, command: AddWorker) -> None:
-        # A service that joins again under its name was restarted.
-        kind = "restart" if command.name in self._joined else "join"
-        self._joined.add(command.name)
-        self._happen(kind, command.name, text=f"hosts {', '.join(command.hosts)}")
 
     def _publish(self, manifest: Manifest, step: int) -> None:
         full = sum(tensor.num_bytes for tensor in manifest.tensors) or self._full_bytes(manifest)

@@ -78,7 +78,8 @@ def show_episodes(run_dir: Path, filters: Mapping[str, str], output: Output) -> 
     with RunIndex(run_dir) as index:
         index.fill()
         with contextlib.closing(index.reader()) as database:
-            _print_notes(database)
+            for (text,) in database.execute("SELECT text FROM notes"):
+                sys.stderr.write(f"note: {printable(text)}\n")
             _write(database, index, wanted, output)
 
 
@@ -106,12 +107,6 @@ def _read_episode(run_dir: Path, episode_id: int) -> EpisodeView:
             f"{run_dir} has no episode with id {episode_id}; `astraflow episodes` lists the newest"
         )
     return view
-
-
-def _print_notes(database: sqlite3.Connection) -> None:
-    notes: Sequence[tuple[str]] = database.execute("SELECT text FROM notes").fetchall()
-    for (text,) in notes:
-        sys.stderr.write(f"note: {printable(text)}\n")
 
 
 def _write(database: sqlite3.Connection, index: RunIndex, wanted: EpisodeFilter, output: Output) -> None:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from astraflow import wire
 from astraflow.addons.view.conversation import (
@@ -94,17 +95,22 @@ def sequences_of(
     rows = _rows(database, row)
     # The sequence that was asked for comes first, because the room may end.
     room = _MAX_CHARS
-    found: dict[int, Branch] = {}
+    by_id: dict[int, Branch] = {}
+    # Kept messages have roles also where the template has no marker for them.
+    roles = {message.content.strip(): message.role for message in messages if message.role != "assistant"}
     for episode_id, ref in sorted(rows.items(), key=lambda each: each[0] != row["id"]):
         try:
             read = trajectory if episode_id == row["id"] else read_trajectory(segments, ref)
         except Error:
             continue
-        blocks = _blocks(read, texts) if room > 0 else ()
+        decode = partial(texts.text, read.policy)
+        blocks = blocks_of_trajectory(read, decode) if room > 0 else ()
         room -= sum(len(block.text) for block in blocks)
-        found[episode_id] = Branch(read, _with_roles(blocks, messages))
-    ids = [episode_id for episode_id in rows if episode_id in found]
-    branches = [found[episode_id] for episode_id in ids]
+        if roles:
+            blocks = tuple([_with_role(block, roles) for block in blocks])
+        by_id[episode_id] = Branch(read, blocks)
+    ids = [episode_id for episode_id in rows if episode_id in by_id]
+    branches = [by_id[episode_id] for episode_id in ids]
     origins = branches_of(branches)
     return tuple(
         [
@@ -144,28 +150,27 @@ def place_of(database: sqlite3.Connection, row: EpisodeDict) -> Place:
         "SELECT id, episode_idx, attempt, coalesce(score, reward), error IS NOT NULL FROM episodes "
         "WHERE group_id = ? AND kind = ? AND part = 0 ORDER BY episode_idx, attempt"
     )
-    found = database.execute(query, (row["group"], _kind(row))).fetchall()
-    at = next(
-        (i for i, each in enumerate(found) if (each[1], each[2]) == (row["episode"], row["attempt"])), 0
-    )
-    first = max(0, min(at - _MAX_SIBLINGS // 2, len(found) - _MAX_SIBLINGS))
+    rows = database.execute(query, (row["group"], _kind(row))).fetchall()
+    own = (row["episode"], row["attempt"])
+    at = next((idx for idx, each in enumerate(rows) if (each[1], each[2]) == own), 0)
+    first = max(0, min(at - _MAX_SIBLINGS // 2, len(rows) - _MAX_SIBLINGS))
     siblings = tuple(
         [
             Sibling(id=each[0], name=f"{each[1]}.{each[2]}", reward=each[3], has_error=bool(each[4]))
-            for each in found[first : first + _MAX_SIBLINGS]
+            for each in rows[first : first + _MAX_SIBLINGS]
         ]
     )
     return Place(
         older=_first(database, older, row["id"] - row["part"]),
         newer=_first(database, newer, row["id"]),
         siblings=siblings,
-        num_siblings=len(found),
+        num_siblings=len(rows),
     )
 
 
 def _first(database: sqlite3.Connection, query: str, episode_id: int) -> int | None:
-    found = database.execute(query, (episode_id,)).fetchone()
-    return found[0] if found else None
+    row = database.execute(query, (episode_id,)).fetchone()
+    return row[0] if row else None
 
 
 def _kind(row: EpisodeDict) -> int:
@@ -180,16 +185,6 @@ def _rows(database: sqlite3.Connection, row: EpisodeDict) -> dict[int, PayloadRe
     )
     values = (row["group"], _kind(row), row["episode"], row["attempt"], _MAX_SEQUENCES)
     return {each[0]: PayloadRef(*each[1:]) for each in database.execute(query, values)}
-
-
-def _blocks(trajectory: Trajectory, texts: TokenText) -> tuple[MessageBlock, ...]:
-    return blocks_of_trajectory(trajectory, lambda ids: texts.text(trajectory.policy, ids))
-
-
-def _with_roles(blocks: Sequence[MessageBlock], messages: Sequence[Message]) -> tuple[MessageBlock, ...]:
-    """Adds roles from kept messages to blocks whose template has no marker for them."""
-    roles: Mapping[str, str] = {m.content.strip(): m.role for m in messages if m.role != "assistant"}
-    return tuple([_with_role(block, roles) for block in blocks]) if roles else tuple(blocks)
 
 
 def _with_role(block: MessageBlock, roles: Mapping[str, str]) -> MessageBlock:

@@ -100,9 +100,11 @@ class RunIndex:
                     return self._refresh(deadline_s)
                 except (sqlite3.DatabaseError, _StaleIndexError) as err:
                     self._forget()
-                    if _is_trouble(err):
+                    code = getattr(err, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+                    if code & 0xFF in _TROUBLE:  # the machine is at fault rather than the index
                         raise
-                    self._delete()
+                    for ending in ("", "-wal", "-shm"):
+                        Path(f"{self.path}{ending}").unlink(missing_ok=True)
             return self._refresh(deadline_s)
 
     def _refresh(self, deadline_s: float) -> bool:
@@ -122,10 +124,6 @@ class RunIndex:
         if self._filling is not None:
             self._filling.close()
             self._filling = None
-
-    def _delete(self) -> None:
-        for ending in ("", "-wal", "-shm"):
-            Path(f"{self.path}{ending}").unlink(missing_ok=True)
 
     def _place(self) -> Path:
         """Returns the folder of the index: `view/` in the run folder or, if that isn't writable, a temporary
@@ -170,11 +168,6 @@ _TROUBLE = frozenset(
     ]
 )
 """What a new index would meet as well, such as a full disk."""
-
-
-def _is_trouble(err: Exception) -> bool:
-    """Whether the machine is at fault rather than the index."""
-    return getattr(err, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _TROUBLE
 
 
 class _Filling:

@@ -97,26 +97,22 @@ class ViewedRuns:
 
     def _look(self) -> None:
         """Adds the runs and sweeps that are new."""
-        found = dict.fromkeys(self._remotes, "")
-        places = [path for root in self._roots for path in _places_at(root)]
-        for path in places:
-            if _is_run(path):
-                found.setdefault(path, "")
-            elif _is_sweep(path):
-                name = self._name_of_sweep(path)
-                members = filter(_is_run, _folders_in(path))
-                found |= {member: name for member in members if member not in found}
-        new = [path for path in found if path not in self._runs]
+        sweep_of = dict.fromkeys(self._remotes, "")
+        for root in self._roots:
+            for path in [root] if _is_run(root) or _is_sweep(root) else _folders_in(root):
+                if _is_run(path):
+                    sweep_of.setdefault(path, "")
+                elif _is_sweep(path):
+                    if path not in self._sweeps:
+                        names = {sweep.name for sweep in self._sweeps.values()}
+                        self._sweeps[path] = ViewedSweep(_free_name(path.name, names), path)
+                    for member in filter(_is_run, _folders_in(path)):
+                        sweep_of.setdefault(member, self._sweeps[path].name)
+        new = [path for path in sweep_of if path not in self._runs]
         if len(self._runs) + len(new) > _MAX_RUNS:  # folders that can't be read must not crowd out others
             new.sort(key=_is_unreadable)
         for path in new[: max(0, _MAX_RUNS - len(self._runs))]:
-            self._add_run(path, found[path])
-
-    def _name_of_sweep(self, path: Path) -> str:
-        if path not in self._sweeps:
-            taken = {sweep.name for sweep in self._sweeps.values()}
-            self._sweeps[path] = ViewedSweep(_free_name(path.name, taken), path)
-        return self._sweeps[path].name
+            self._add_run(path, sweep_of[path])
 
     def _add_run(self, path: Path, sweep: str) -> None:
         remote = self._remotes.get(path)
@@ -137,27 +133,23 @@ class ViewedRuns:
         )
 
 
-def _free_name(wanted: str, taken: Collection[str]) -> str:
-    plain = _PLAIN.sub("-", wanted) or "run"
+def _free_name(title: str, others: Collection[str]) -> str:
+    plain = _PLAIN.sub("-", title) or "run"
     name = plain
     number = 2
-    while name in taken:
+    while name in others:
         name = f"{plain}-{number}"
         number += 1
     return name
 
 
-def _places_at(root: Path) -> list[Path]:
-    return [root] if _is_run(root) or _is_sweep(root) else _folders_in(root)
-
-
 def _folders_in(root: Path) -> list[Path]:
     """Returns the folders in a folder; none if it can't be read. `realpath` accepts links in a circle."""
     try:
-        found = {Path(os.path.realpath(path)) for path in root.iterdir()}
+        paths = {Path(os.path.realpath(path)) for path in root.iterdir()}
     except OSError:
         return []
-    return sorted(path for path in found if os.path.isdir(path))
+    return sorted(path for path in paths if os.path.isdir(path))
 
 
 def _is_run(path: Path) -> bool:

@@ -15,7 +15,7 @@ from astraflow.addons.view.filters import EpisodeFilter, Range
 from astraflow.addons.view.said import Said
 from astraflow.addons.view.schema import EVAL, TRAIN
 
-__all__ = ["EpisodeDict", "Found", "all_found", "choices", "group_rows", "row_of", "rows_of", "search"]
+__all__ = ["EpisodeDict", "Found", "all_found", "choices", "group_rows", "ids_of", "row_of", "rows_of", "search"]
 
 _WINDOW = 20_000
 """Number of rows scanned between two checks of the time."""
@@ -166,7 +166,7 @@ def _conditions(database: sqlite3.Connection, wanted: EpisodeFilter) -> _Conditi
         if name:
             found.add(f"e.{column} = ?", _id_of(database, name))
     if wanted.worker:
-        found.add("e.worker IN (SELECT id FROM names WHERE name = ? OR name GLOB ?)", *_ids_of(wanted.worker))
+        found.add("e.worker IN (SELECT id FROM names WHERE name = ? OR name GLOB ?)", *ids_of(wanted.worker))
     _add_task(database, found, wanted.task)
     _add_ends(database, found, wanted)
     _add_ranges(found, wanted)
@@ -223,7 +223,7 @@ def _id_of(database: sqlite3.Connection, name: str) -> int:
     return int(row[0]) if row else -1
 
 
-def _ids_of(worker: str) -> tuple[str, str]:
+def ids_of(worker: str) -> tuple[str, str]:
     """Returns a service's id and a pattern for the ids of services with this name."""
     escaped = "".join(f"[{char}]" if char in "*?[" else char for char in worker)
     return worker, f"{escaped}.*"

@@ -9,6 +9,8 @@ import heapq
 import sqlite3
 from typing import Any
 
+from astraflow.addons.view.search import ids_of
+
 __all__ = ["slot_lanes"]
 
 _MAX_EPISODES = 4000
@@ -32,10 +34,9 @@ def slot_lanes(
     A lane has a `name`, and `episodes` as (row of the index, start, end, `train` or `eval`, reward, task).
     Raises: sqlite3.Error.
     """
-    escaped = "".join(f"[{char}]" if char in "*?[" else char for char in worker)
     first = _first_after(database, begin_s)
     last = _first_after(database, end_s + _LONGEST_S)
-    values = (first, last, end_s, worker, f"{escaped}.*", _MAX_EPISODES)
+    values = (first, last, end_s, *ids_of(worker), _MAX_EPISODES)
     rows = sorted(database.execute(_QUERY, values), key=lambda row: row[1])
     free: list[int] = []
     busy: list[tuple[float, int]] = []

@@ -81,7 +81,7 @@ class TraceMaker:
         self._every = every
         self._groups: dict[int, _Open] = {}
         self._leases: dict[str, tuple[str, float]] = {}
-        """LeaseId -> (the service that holds it, time when it was issued)."""
+        """Lease -> (the service that holds it, time when it was issued)."""
 
     def spans(self, record: Record) -> Iterator[Span]:
         """Yields the spans that end with a record. Raises: JournalError if it cannot be decoded."""
@@ -201,7 +201,7 @@ class TraceMaker:
             trace_id=self._trace_id(lease),
             span_id=_number(8, self._run_id, lease[:3], name),
             parent_id=parent or self._root_id(lease),
-            service=_service_of(service),
+            service=service.partition(".")[0] or "unknown",  # a worker's id is `NAME.NUMBER`
             name=name,
             start_s=times_s[0],
             end_s=max(times_s),
@@ -214,11 +214,6 @@ class TraceMaker:
 
     def _root_id(self, lease: LeaseId) -> int:
         return _number(8, self._run_id, lease[:3], "episode")
-
-
-def _service_of(worker_id: str) -> str:
-    """Returns the name of a service from its id in the journal (`NAME.NUMBER`)."""
-    return worker_id.partition(".")[0] or "unknown"
 
 
 def _number(num_bytes: int, *parts: object) -> int:
