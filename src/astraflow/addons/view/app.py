@@ -58,8 +58,8 @@ from astraflow.addons.view.metric_lines import metric_lines
 from astraflow.addons.view.page_file import encode_json, episode_file
 from astraflow.addons.view.ready import ready
 from astraflow.addons.view.runs import ViewedRun, ViewedRuns
-from astraflow.addons.view.said import said_in
-from astraflow.addons.view.search import Found, choices, group_rows, search
+from astraflow.addons.view.word_search import word_search
+from astraflow.addons.view.search import SearchPage, choices, group_rows, search
 from astraflow.addons.view.slots import slot_lanes
 from astraflow.addons.view.snippets import snippets
 from astraflow.addons.view.status import run_status
@@ -94,7 +94,7 @@ def make_app(runs: ViewedRuns) -> Starlette:
     """Builds the ASGI app that serves these runs."""
     views = _Views(runs)
     routes = [
-        *(Route(path, _file(*found)) for path, found in page_files().items()),
+        *(Route(path, _file(*file)) for path, file in page_files().items()),
         Route("/api/groups", _guarded(views.list_sweeps)),
         Route("/api/groups/{name}", _guarded(views.sweep)),
         Route("/api/comparison", _guarded(views.comparison)),
@@ -196,11 +196,11 @@ class _Views:
             raise ConfigError(f"runs are the names of 2 to {_MAX_COMPARED} runs, separated by commas")
 
         def question() -> ComparedRuns:
-            shown = {run.name: run for run in self._runs.all()}
-            if unknown := [name for name in names if name not in shown]:
+            viewed = {run.name: run for run in self._runs.all()}
+            if unknown := [name for name in names if name not in viewed]:
                 raise HTTPException(404, f"there is no run {unknown[0][:100]} here")
-            found = [self._results.read(shown[name].folder.path, name) for name in names]
-            return compared(found, {name: name for name in names})
+            results = [self._results.read(viewed[name].folder.path, name) for name in names]
+            return compared(results, {name: name for name in names})
 
         return _json(await asyncio.to_thread(question))
 
@@ -208,8 +208,8 @@ class _Views:
 
     async def list_runs(self, request: Request) -> Response:
         del request
-        shown = await asyncio.to_thread(self._runs.all)
-        return _json([_summary_of(run) for run in shown])
+        runs = await asyncio.to_thread(self._runs.all)
+        return _json([_summary_of(run) for run in runs])
 
     async def overview(self, request: Request) -> Response:
         run = self._run(request)
@@ -237,9 +237,9 @@ class _Views:
         before = _number(request, "before", 0) or None
         limit = min(_number(request, "limit", 50), _MAX_LIMIT)
 
-        def question(database: sqlite3.Connection, run: ViewedRun) -> Found:
-            with said_in(database, run.folder, run.texts) as said:
-                return search(database, wanted, before=before, limit=limit, said=said)
+        def question(database: sqlite3.Connection, run: ViewedRun) -> SearchPage:
+            with word_search(database, run.folder, run.texts) as words:
+                return search(database, wanted, before=before, limit=limit, words=words)
 
         return _json(await self._read(request, question))
 
@@ -289,11 +289,11 @@ class _Views:
 
         def question(database: sqlite3.Connection, run: ViewedRun) -> dict[str, Any]:
             rows = group_rows(database, kind, number)
-            shown = rows[:_MAX_GROUP]
-            most = min(MAX_TOKENS, _MAX_GROUP_TOKENS // max(1, len(shown)))
+            first = rows[:_MAX_GROUP]
+            most = min(MAX_TOKENS, _MAX_GROUP_TOKENS // max(1, len(first)))
             views = [
                 episode_view(database, run.folder, run.texts, row["id"], in_group=True, max_tokens=most)
-                for row in shown
+                for row in first
             ]
             return {"episodes": [view for view in views if view], "num_episodes": len(rows)}
 
@@ -397,10 +397,10 @@ def _progress(database: sqlite3.Connection, run: ViewedRun) -> dict[str, Any]:
 
 def _notes(database: sqlite3.Connection, run: ViewedRun) -> list[str]:
     if run.remote is not None:
-        told = (
+        note = (
             f"this run is at {run.remote.url}; its episodes, versions and time line are in its folder there"
         )
-        return [told, run.remote.problem] if run.remote.problem else [told]
+        return [note, run.remote.problem] if run.remote.problem else [note]
     return [row[0] for row in database.execute("SELECT text FROM notes")]
 
 
@@ -419,19 +419,19 @@ async def _status(run: ViewedRun) -> dict[str, Any]:
     except (Error, OSError) as err:
         return {**place, "status": {"problem": str(err)}, "answer": None}
     # The page requests steps and evaluations separately.
-    shown = msgspec.structs.replace(status, steps=(), evals=())
+    brief = msgspec.structs.replace(status, steps=(), evals=())
     unreadable = "" if status.summary else run.summary.problem
-    return {**place, "status": shown, "answer": status.answer(), "unreadable": unreadable}
+    return {**place, "status": brief, "answer": status.answer(), "unreadable": unreadable}
 
 
 def _summary_of(run: ViewedRun) -> dict[str, object]:
     place = {"name": run.name, "path": format_path(run.folder.path), "sweep": run.sweep}
-    known = {"is_summarized": os.path.isfile(run.folder.summary), "problem": ""}
+    fields = {"is_summarized": os.path.isfile(run.folder.summary), "problem": ""}
     try:
         record = run.folder.load_record()
     except (Error, OSError) as err:
-        return {**place, **known, "state": "unknown", "recipe": "", "at_s": 0.0, "problem": str(err)}
-    return {**place, **known, "state": record.state, "recipe": record.name, "at_s": record.at_s}
+        return {**place, **fields, "state": "unknown", "recipe": "", "at_s": 0.0, "problem": str(err)}
+    return {**place, **fields, "state": record.state, "recipe": record.name, "at_s": record.at_s}
 
 
 def _meta(database: sqlite3.Connection, key: str) -> str:

@@ -224,15 +224,15 @@ def _given_blocks(
     if images:
         text = _SHOWN_IMAGE.sub(_PLACE, text.replace(_PLACE, ""))
     blocks: list[MessageBlock] = []
-    for role, said in _split(text):
-        content = _AROUND.sub("", said)
+    for role, message in _split(text):
+        content = _AROUND.sub("", message)
         num_images = content.count(_PLACE) if images else 0
         parts = _given_parts(content, images[:num_images], role)
         images = images[num_images:]
         if parts or role == "assistant":
             is_result = bool(parts) and all(part.kind == "result" for part in parts)
-            named = "tool" if is_result else role or ("user" if is_first else "")
-            blocks.append(MessageBlock(role=named, parts=parts, start=start))
+            name = "tool" if is_result else role or ("user" if is_first else "")
+            blocks.append(MessageBlock(role=name, parts=parts, start=start))
     if images:  # their places are unknown
         parts = tuple([_image(uri) for uri in images])
         blocks.insert(max(0, len(blocks) - 1), MessageBlock(role="user", parts=parts, start=start))
@@ -246,26 +246,26 @@ def without_markers(text: str) -> str:
 
 def newest_message(text: str) -> str:
     """Returns the newest message in given text that is not an answer, without the markers of templates."""
-    messages = [_AROUND.sub("", said).strip() for role, said in _split(text) if role != "assistant"]
-    return next((said for said in reversed(messages) if said), text)
+    messages = [_AROUND.sub("", message).strip() for role, message in _split(text) if role != "assistant"]
+    return next((message for message in reversed(messages) if message), text)
 
 
 def _split(text: str) -> Iterable[tuple[str, str]]:
     """Yields (role, text) for each message; the role of text before the first marker is empty."""
     role = ""
     pos = 0
-    for found in _ROLE.finditer(text):
-        yield role, text[pos : found.start()]
-        named = next(group for group in found.groups() if group)
-        role = _ROLES.get(named, named.lower())
-        pos = found.end()
+    for marker in _ROLE.finditer(text):
+        yield role, text[pos : marker.start()]
+        name = next(group for group in marker.groups() if group)
+        role = _ROLES.get(name, name.lower())
+        pos = marker.end()
     yield role, text[pos:]
 
 
 def _plain(text: str) -> tuple[MessagePart, ...]:
     """Makes the part of a system message, whose calls are only examples of calls."""
-    said = text.strip()
-    return (MessagePart(kind="text", pieces=(TextPiece(text=said),)),) if said else ()
+    content = text.strip()
+    return (MessagePart(kind="text", pieces=(TextPiece(text=content),)),) if content else ()
 
 
 def _given_parts(text: str, images: Sequence[str], role: str) -> tuple[MessagePart, ...]:
@@ -274,10 +274,10 @@ def _given_parts(text: str, images: Sequence[str], role: str) -> tuple[MessagePa
         return _plain(_cut(text))
     parts: list[MessagePart] = []
     uris = iter(images)
-    for idx, said in enumerate(text.split(_PLACE) if images else [text]):
+    for idx, content in enumerate(text.split(_PLACE) if images else [text]):
         if idx:
             parts.append(_image(next(uris)))
-        pieces = [TextPiece(text=_cut(said))]
+        pieces = [TextPiece(text=_cut(content))]
         parts += _parts(pieces, is_answer=role == "assistant", is_result=role == "tool")
     return tuple(parts)
 
@@ -330,18 +330,18 @@ NEVER_ENDED = "it never ended"
 
 def _without_end(pieces: Sequence[TextPiece]) -> list[TextPiece]:
     """Removes end tokens from the last pieces of an answer, and cuts a very long answer."""
-    kept = list(pieces)
-    while kept:
-        last = kept.pop()
-        if shown := without_ends(last.text):
-            kept.append(TextPiece(text=shown, version=last.version))
+    answer = list(pieces)
+    while answer:
+        last = answer.pop()
+        if text := without_ends(last.text):
+            answer.append(TextPiece(text=text, version=last.version))
             break
     room = _MAX_TEXT
-    for idx, piece in enumerate(kept):
+    for idx, piece in enumerate(answer):
         if len(piece.text) > room:
-            return [*kept[:idx], TextPiece(text=_cut(piece.text, room), version=piece.version)]
+            return [*answer[:idx], TextPiece(text=_cut(piece.text, room), version=piece.version)]
         room -= len(piece.text)
-    return kept
+    return answer
 
 
 def without_ends(text: str) -> str:
@@ -368,16 +368,16 @@ def _parts(
     """Splits a text into reasoning, calls, results, and the rest."""
     text = "".join([piece.text for piece in pieces])
     if is_result:
-        shown = text.replace("<tool_response>", "").replace("</tool_response>", "")
-        return (MessagePart(kind="result", pieces=(TextPiece(text=shown.strip()),)),) if shown.strip() else ()
+        content = text.replace("<tool_response>", "").replace("</tool_response>", "")
+        return (MessagePart(kind="result", pieces=(TextPiece(text=content.strip()),)),) if content.strip() else ()
     calls = bare_json_calls(text) if is_answer and not is_thinking else ()
     if calls and not any(call.problem for call in calls):
         return (MessagePart(kind="call", pieces=tuple(pieces), name=", ".join([call.name for call in calls])),)
     parts: list[MessagePart] = []
     for kind, start, end, is_closed in _spans(text, is_thinking=is_thinking):
         own = _pieces_in(pieces, start, end)
-        is_told = kind == "call" or (kind == "thinking" and not is_closed)  # that it is empty says something
-        if not own and not is_told:
+        is_news = kind == "call" or (kind == "thinking" and not is_closed)  # that it is empty says something
+        if not own and not is_news:
             continue
         name = ""
         problem = "" if is_closed else NEVER_ENDED
@@ -419,28 +419,28 @@ def _spans_between(text: str, pos: int, last: int) -> Iterable[tuple[PartKind, i
 
 def _pieces_in(pieces: Sequence[TextPiece], start: int, end: int) -> tuple[TextPiece, ...]:
     """Cuts `[start, end)` of the text, without white space around it, out of the pieces of the whole text."""
-    found: list[TextPiece] = []
+    cut: list[TextPiece] = []
     pos = 0
     for piece in pieces:
         text = piece.text[max(0, start - pos) : max(0, end - pos)]
         pos += len(piece.text)
-        if not found:
+        if not cut:
             text = text.lstrip()
         if text:
-            found.append(TextPiece(text=text, version=piece.version))
+            cut.append(TextPiece(text=text, version=piece.version))
         if pos >= end:
             break
-    while found and not found[-1].text.rstrip():
-        found.pop()
-    if found:
-        found[-1] = TextPiece(text=found[-1].text.rstrip(), version=found[-1].version)
-    return tuple(found)
+    while cut and not cut[-1].text.rstrip():
+        cut.pop()
+    if cut:
+        cut[-1] = TextPiece(text=cut[-1].text.rstrip(), version=cut[-1].version)
+    return tuple(cut)
 
 
 def _read_call(body: str) -> tuple[str, str]:
     """Returns the names of the functions that the text of a call names, and why it can't be read."""
-    if named := _FUNCTION.match(body):
-        return named[1], ""
+    if function := _FUNCTION.match(body):
+        return function[1], ""
     calls = tagged_calls(f"<tool_call>{body}</tool_call>")
     names = ", ".join([call.name for call in calls if call.name])
     return names, next((call.problem for call in calls if call.problem), "")

@@ -193,10 +193,10 @@ def _tokens(
     advantages = np.zeros(len(ids) if spans else 0)
     for start, end, value in spans:
         advantages[start:end] = value
-    shown: list[int] = ids[:num].tolist()
+    first_ids: list[int] = ids[:num].tolist()
     return Tokens(
-        pieces=[_clean(piece) for piece in texts.pieces(trajectory.policy, shown)],
-        ids=shown,
+        pieces=[_clean(piece) for piece in texts.pieces(trajectory.policy, first_ids)],
+        ids=first_ids,
         mask=wire.array(trajectory.mask, "uint8")[:num].tolist(),
         logprobs=wire.array(trajectory.behavior_logprobs, "float32")[:num].tolist(),
         advantages=advantages[:num].tolist(),

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from astraflow import wire
 from astraflow.addons.view.episode import result_of
 from astraflow.addons.view.filters import EpisodeFilter
-from astraflow.addons.view.said import Said
+from astraflow.addons.view.word_search import WordSearch
 from astraflow.addons.view.search import EpisodeDict, all_found
 from astraflow.addons.view.tables_copy import messages_of
 from astraflow.addons.view.token_text import TokenText
@@ -73,8 +73,8 @@ def exported(
     texts = TokenText(folder)
     segments = SegmentReader(folder.journal / "segments")
     try:
-        said = Said(database, segments, texts)
-        for row in all_found(database, wanted, limit=limit, said=said):
+        words = WordSearch(database, segments, texts)
+        for row in all_found(database, wanted, limit=limit, words=words):
             columns = "segment, offset, length, log_segment, log_offset, sample"
             query = f"SELECT {columns} FROM episodes WHERE id = ?"
             *place, log_segment, log_offset, sample = database.execute(query, (row["id"],)).fetchone()
@@ -91,13 +91,13 @@ def exported(
                     completion = _sampled_text(trajectory, ids, texts)
             with contextlib.suppress(Error):
                 if sample is not None:
-                    kept = messages_of(folder.journal, sample)
-                    messages = [_plain(message) for message in kept]
-                    text = text or "\n".join(message.content for message in kept)
-                    replies = [message.content for message in kept if message.role == "assistant"]
+                    transcript = messages_of(folder.journal, sample)
+                    messages = [_plain(message) for message in transcript]
+                    text = text or "\n".join(message.content for message in transcript)
+                    replies = [message.content for message in transcript if message.role == "assistant"]
                     completion = completion or "\n".join(replies)
-            found = {"text": text, "completion": completion, "messages": messages, "metrics": metrics}
-            yield {**row, **found}
+            details = {"text": text, "completion": completion, "messages": messages, "metrics": metrics}
+            yield {**row, **details}
     finally:
         segments.close()
 

@@ -122,11 +122,11 @@ class OpenGroups:
 
 def facts_in(entry: LogEntry | None, group_id: int) -> dict[int, EpisodeFacts]:
     """Returns the facts about a group's training episodes in one log entry; empty if it can't be read."""
-    found: dict[int, EpisodeFacts] = {}
+    facts: dict[int, EpisodeFacts] = {}
     for lease, outcome in results_in(entry):
         if (lease.kind, lease.group_id) == (TRAIN, group_id) and isinstance(outcome, EpisodeFacts):
-            found.setdefault(lease.episode_idx, outcome)
-    return found
+            facts.setdefault(lease.episode_idx, outcome)
+    return facts
 
 
 def results_in(entry: LogEntry | None) -> Iterator[tuple[LeaseId, EpisodeFacts | Failure]]:

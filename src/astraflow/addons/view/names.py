@@ -24,11 +24,11 @@ class Names:
 
     def id_of(self, name: str, column: str = "") -> int:
         """Returns the id of a name that isn't a task's. `column` of `episodes` is where the name occurs."""
-        found = self._names.id_of(name)
-        if column and (column, found) not in self._seen:
-            self._seen.add((column, found))
-            self._new_seen.append((column, found))
-        return found
+        name_id = self._names.id_of(name)
+        if column and (column, name_id) not in self._seen:
+            self._seen.add((column, name_id))
+            self._new_seen.append((column, name_id))
+        return name_id
 
     def task_id_of(self, name: str) -> int:
         """Returns the id of a task."""
@@ -53,21 +53,21 @@ class _Table:
         self._next_id = (newest or 0) + 1
 
     def id_of(self, name: str) -> int:
-        if (known := self._known.get(name)) is not None:
-            return known
+        if (cached := self._known.get(name)) is not None:
+            return cached
         # New names stay cached until they are in the table, because they can't be looked up before that.
         if len(self._known) - len(self._new) >= self._most:
             self._known = {name: idx for idx, name in self._new}
         query = f"SELECT id FROM {self._table} WHERE name = ?"
         row = self._database.execute(query, (name,)).fetchone()
         if row is not None:
-            found = int(row[0])
+            name_id = int(row[0])
         else:
-            found = self._next_id
+            name_id = self._next_id
             self._next_id += 1
-            self._new.append((found, name))
-        self._known[name] = found
-        return found
+            self._new.append((name_id, name))
+        self._known[name] = name_id
+        return name_id
 
     def flush(self) -> None:
         self._database.executemany(f"INSERT INTO {self._table} VALUES (?, ?)", self._new)

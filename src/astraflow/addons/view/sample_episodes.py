@@ -35,13 +35,13 @@ def load_transcripts(journal: Path, kind: LeaseKind) -> list[_Transcript]:
 
 def _episodes_text(folder: RunFolder) -> str:
     """Returns three episodes each of the first and the last evaluation, from the same tasks if possible."""
-    kept = load_transcripts(folder.journal, "eval") or load_transcripts(folder.journal, "train")
-    if not kept:
+    transcripts = load_transcripts(folder.journal, "eval") or load_transcripts(folder.journal, "train")
+    if not transcripts:
         return "the run kept no episodes\n"
-    policy = kept[0][0].policy
-    versions = sorted({row.version for row, _ in kept if row.policy == policy})
-    first = [s for s in kept if s[0].policy == policy and s[0].version == versions[0]]
-    last = [s for s in kept if s[0].policy == policy and s[0].version == versions[-1]]
+    policy = transcripts[0][0].policy
+    versions = sorted({row.version for row, _ in transcripts if row.policy == policy})
+    first = [s for s in transcripts if s[0].policy == policy and s[0].version == versions[0]]
+    last = [s for s in transcripts if s[0].policy == policy and s[0].version == versions[-1]]
     shared = _shared_tasks(first, last)
     parts = ["# Before\n", *_episode_lines(first, shared, versions[0])]
     if versions[-1] != versions[0]:
@@ -57,11 +57,11 @@ def _shared_tasks(first: Sequence[_Transcript], last: Sequence[_Transcript]) -> 
     return sorted(both, key=lambda task_id: before[task_id] == after[task_id])[:_NUM_EPISODES]
 
 
-def _episode_lines(kept: Sequence[_Transcript], task_ids: Sequence[str], version: int) -> list[str]:
-    by_task = {row.task_id: (row, messages) for row, messages in kept}
-    chosen = [by_task[task_id] for task_id in task_ids] or list(kept[:_NUM_EPISODES])
+def _episode_lines(transcripts: Sequence[_Transcript], task_ids: Sequence[str], version: int) -> list[str]:
+    by_task = {row.task_id: (row, messages) for row, messages in transcripts}
+    examples = [by_task[task_id] for task_id in task_ids] or list(transcripts[:_NUM_EPISODES])
     lines: list[str] = []
-    for row, messages in chosen:
+    for row, messages in examples:
         lines.append(f"## {printable(row.task_id)}, {row.policy} version {version}, score {row.score:g}\n")
         lines += [
             f"**{speaker_of(message)}**: {printable(message.content, keeps_lines=True)}\n"

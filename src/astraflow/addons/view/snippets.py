@@ -38,15 +38,15 @@ def snippets(
     marks = ", ".join("?" * len(ids))
     query = f"SELECT id, segment, offset, length, sample FROM episodes WHERE id IN ({marks})"
     segments = SegmentReader(folder.journal / "segments")
-    found: dict[int, Snippet] = {}
+    by_id: dict[int, Snippet] = {}
     try:
         for episode_id, segment, offset, length, sample in database.execute(query, tuple(ids)).fetchall():
             ref = PayloadRef(segment, offset, length) if length is not None else None
             with contextlib.suppress(Error, OSError):
-                found[episode_id] = _snippet(folder, segments, texts, ref, sample)
+                by_id[episode_id] = _snippet(folder, segments, texts, ref, sample)
     finally:
         segments.close()
-    return found
+    return by_id
 
 
 def _snippet(

@@ -72,8 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server = cast("_Server", self.server)
-        if (found := server.files.get(self.path.partition("?")[0])) is not None:
-            media_type, content = found
+        if (file := server.files.get(self.path.partition("?")[0])) is not None:
+            media_type, content = file
             self._answer(200, {"content-type": media_type}, content)
         elif self.path.startswith("/api/"):
             server.is_over.wait()

@@ -131,9 +131,9 @@ def perfetto(database: sqlite3.Connection) -> bytes:
         events.append({**span, "pid": 1, "tid": lane(source)})
     query = "SELECT at_s, kind, who, step, version, text FROM happenings ORDER BY id LIMIT ?"
     for at_s, kind, who, step, version, text in database.execute(query, (_MAX_TRACED,)):
-        told = {"step": step, "version": version, "text": text}
+        args = {"step": step, "version": version, "text": text}
         moment = {"name": f"{kind} {who}", "ph": "i", "s": "t", "ts": at_s * 1e6, "pid": 1}
-        events.append({**moment, "tid": lane("events"), "args": told})
+        events.append({**moment, "tid": lane("events"), "args": args})
     names = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": name}}
         for name, number in lanes.items()

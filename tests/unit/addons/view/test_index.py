@@ -10,7 +10,7 @@ from astraflow.addons.view import schema
 from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import filter_of
 from astraflow.addons.view.index import RunIndex
-from astraflow.addons.view.said import said_in
+from astraflow.addons.view.word_search import word_search
 from astraflow.addons.view.search import search
 from astraflow.addons.view.timeline import between
 from astraflow.addons.view.token_text import TokenText
@@ -22,8 +22,8 @@ def rows_of(run_dir: Path, **filters: str) -> list[dict[str, Any]]:
     with RunIndex(run_dir) as index:
         assert index.refresh()
         with contextlib.closing(index.reader()) as database:
-            with said_in(database, index.folder, TokenText(index.folder)) as said:
-                found = search(database, filter_of(filters), limit=1000, longest_s=60.0, said=said)
+            with word_search(database, index.folder, TokenText(index.folder)) as words:
+                found = search(database, filter_of(filters), limit=1000, longest_s=60.0, words=words)
             assert found.next_before is None
             return found.rows
 

@@ -18,15 +18,15 @@ from astraflow.errors import Error
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Trajectory
 
-__all__ = ["Said", "said_in"]
+__all__ = ["WordSearch", "word_search"]
 
 _MORE = "\u2026"
 _AROUND = 60
 """Characters on each side of the words in the line that shows them."""
 
 
-class Said:
-    """What was said in the episodes of an index. Example: `said.line(7, "carry")` is `"so I carry one"`."""
+class WordSearch:
+    """What was said in the episodes of an index. Example: `words.line(7, "carry")` is `"so I carry one"`."""
 
     def __init__(self, database: sqlite3.Connection, segments: SegmentReader, texts: TokenText) -> None:
         self._database = database
@@ -38,15 +38,15 @@ class Said:
 
         Upper and lower case are the same. An episode whose data is damaged or gone has no words.
         """
-        wanted = words.lower()
+        needle = words.lower()
         for text in self._texts_of(episode_id):
-            at = text.lower().find(wanted)
+            at = text.lower().find(needle)
             if at >= 0:
                 begin = max(0, at - _AROUND)
                 end = at + len(words) + _AROUND
-                shown = without_markers(text[begin:end])
-                shown = shown if wanted in shown.lower() else text[begin:end]
-                line = " ".join(shown.split()).encode("utf-8", "replace").decode()
+                excerpt = without_markers(text[begin:end])
+                excerpt = excerpt if needle in excerpt.lower() else text[begin:end]
+                line = " ".join(excerpt.split()).encode("utf-8", "replace").decode()
                 return _MORE * (begin > 0) + line + _MORE * (end < len(text))
         return ""
 
@@ -58,13 +58,13 @@ class Said:
                 data = self._segments.read(PayloadRef(segment, offset, length))
                 trajectory = wire.decode(data, Trajectory)
                 yield self._texts.text(trajectory.policy, wire.array(trajectory.token_ids, "int32").tolist())
-        kept = self._database.execute("SELECT body FROM texts WHERE id = ?", (episode_id,)).fetchone()
-        if kept is not None:
-            yield str(kept[0])
+        row = self._database.execute("SELECT body FROM texts WHERE id = ?", (episode_id,)).fetchone()
+        if row is not None:
+            yield str(row[0])
 
 
 @contextmanager
-def said_in(database: sqlite3.Connection, folder: RunFolder, texts: TokenText) -> Generator[Said]:
-    """Opens what was said in a run's episodes. Example: `with said_in(index, folder, texts) as said: ...`."""
+def word_search(database: sqlite3.Connection, folder: RunFolder, texts: TokenText) -> Generator[WordSearch]:
+    """Opens what was said in a run's episodes. Example: `with word_search(index, folder, texts) as words: ...`."""
     with contextlib.closing(SegmentReader(folder.journal / "segments")) as segments:
-        yield Said(database, segments, texts)
+        yield WordSearch(database, segments, texts)
