@@ -58,13 +58,14 @@ from astraflow.addons.view.metric_lines import metric_lines
 from astraflow.addons.view.page_file import encode_json, episode_file
 from astraflow.addons.view.ready import ready
 from astraflow.addons.view.runs import ViewedRun, ViewedRuns
-from astraflow.addons.view.word_search import word_search
 from astraflow.addons.view.search import SearchPage, choices, group_rows, search
 from astraflow.addons.view.slots import slot_lanes
 from astraflow.addons.view.snippets import snippets
 from astraflow.addons.view.status import run_status
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.sweeps import ComparedRuns, Results, compared, sweep_page, sweep_summary
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
+from astraflow.addons.view.word_search import WordSearch
 from astraflow.errors import ConfigError, Error
 from astraflow.types import ErrorReply
 from astraflow.user_input.own_code import describe_error
@@ -238,7 +239,8 @@ class _Views:
         limit = min(_number(request, "limit", 50), _MAX_LIMIT)
 
         def question(database: sqlite3.Connection, run: ViewedRun) -> SearchPage:
-            with word_search(database, run.folder, run.texts) as words:
+            with StoredEpisodes(database, run.folder.journal) as stored:
+                words = WordSearch(database, stored, run.texts)
                 return search(database, wanted, before=before, limit=limit, words=words)
 
         return _json(await self._read(request, question))

@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from astraflow import wire
 from astraflow.addons.view.conversation import (
     MessageBlock,
     MessagePart,
@@ -14,11 +13,10 @@ from astraflow.addons.view.conversation import (
 )
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.addons.view.search import EpisodeDict
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
 from astraflow.addons.view.trajectory_tree import Branch, Origin, branches_of
-from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.segments import SegmentReader
-from astraflow.errors import Error, JournalError
+from astraflow.errors import Error
 from astraflow.types import Item, Message, Trajectory
 
 __all__ = [
@@ -27,7 +25,6 @@ __all__ = [
     "SequenceView",
     "Sibling",
     "place_of",
-    "read_trajectory",
     "sequence_of_messages",
     "sequences_of",
 ]
@@ -81,7 +78,7 @@ NO_PLACE = Place()
 
 def sequences_of(
     database: sqlite3.Connection,
-    segments: SegmentReader,
+    stored: StoredEpisodes,
     texts: TokenText,
     own: tuple[EpisodeDict, Trajectory],
     messages: Sequence[Message],
@@ -98,10 +95,12 @@ def sequences_of(
     by_id: dict[int, Branch] = {}
     # Kept messages have roles also where the template has no marker for them.
     roles = {message.content.strip(): message.role for message in messages if message.role != "assistant"}
-    for episode_id, ref in sorted(rows.items(), key=lambda each: each[0] != row["id"]):
+    for episode_id in sorted(rows, key=lambda each: each != row["id"]):
         try:
-            read = trajectory if episode_id == row["id"] else read_trajectory(segments, ref)
+            read = trajectory if episode_id == row["id"] else stored.tokens(episode_id)
         except Error:
+            continue
+        if read is None:
             continue
         decode = partial(texts.text, read.policy)
         blocks = blocks_of_trajectory(read, decode) if room > 0 else ()
@@ -129,16 +128,6 @@ def sequence_of_messages(row: EpisodeDict, messages: Sequence[Message]) -> Seque
         finish=row["finish"] or "",
         blocks=blocks_of_messages(messages),
     )
-
-
-def read_trajectory(segments: SegmentReader, ref: PayloadRef) -> Trajectory:
-    """Reads a trajectory from the journal. Raises: JournalError, WireError."""
-    try:
-        return wire.decode(segments.read(ref), Trajectory)
-    except OSError as err:
-        if isinstance(err, Error):
-            raise
-        raise JournalError(f"segment {ref.segment} is gone: {err.strerror}") from err
 
 
 def place_of(database: sqlite3.Connection, row: EpisodeDict) -> Place:
@@ -177,14 +166,14 @@ def _kind(row: EpisodeDict) -> int:
     return EVAL if row["kind"] == "eval" else TRAIN
 
 
-def _rows(database: sqlite3.Connection, row: EpisodeDict) -> dict[int, PayloadRef]:
-    """Maps the rows of an episode's sequences to their payloads, in the order of the sequences."""
+def _rows(database: sqlite3.Connection, row: EpisodeDict) -> list[int]:
+    """Returns the rows of an episode's sequences, in their order."""
     query = (
-        "SELECT id, segment, offset, length FROM episodes WHERE group_id = ? AND kind = ? "
+        "SELECT id FROM episodes WHERE group_id = ? AND kind = ? "
         "AND episode_idx = ? AND attempt = ? AND length IS NOT NULL ORDER BY part LIMIT ?"
     )
     values = (row["group"], _kind(row), row["episode"], row["attempt"], _MAX_SEQUENCES)
-    return {each[0]: PayloadRef(*each[1:]) for each in database.execute(query, values)}
+    return [each[0] for each in database.execute(query, values)]
 
 
 def _with_role(block: MessageBlock, roles: Mapping[str, str]) -> MessageBlock:

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from astraflow import wire
-from astraflow.addons.view.episode import result_of
 from astraflow.addons.view.filters import EpisodeFilter
 from astraflow.addons.view.word_search import WordSearch
 from astraflow.addons.view.search import EpisodeDict, all_found
-from astraflow.addons.view.tables_copy import messages_of
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
-from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import ConfigError, Error
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Message, Trajectory
@@ -71,35 +68,28 @@ def exported(
     longer available is empty.
     """
     texts = TokenText(folder)
-    segments = SegmentReader(folder.journal / "segments")
-    try:
-        words = WordSearch(database, segments, texts)
+    with StoredEpisodes(database, folder.journal) as stored:
+        words = WordSearch(database, stored, texts)
         for row in all_found(database, wanted, limit=limit, words=words):
-            columns = "segment, offset, length, log_segment, log_offset, sample"
-            query = f"SELECT {columns} FROM episodes WHERE id = ?"
-            *place, log_segment, log_offset, sample = database.execute(query, (row["id"],)).fetchone()
             text = completion = ""
-            messages: list[dict[str, str]] = []
-            metrics: dict[str, float] = {}
-            with contextlib.suppress(Error, OSError):
-                metrics, _ = result_of(folder, (log_segment, log_offset), row)
-            with contextlib.suppress(Error, OSError):
-                if place[2] is not None:
-                    trajectory = wire.decode(segments.read(PayloadRef(*place)), Trajectory)
+            messages: Sequence[Message] = ()
+            with contextlib.suppress(Error):
+                if (trajectory := stored.tokens(row["id"])) is not None:
                     ids = wire.array(trajectory.token_ids, "int32").tolist()
                     text = texts.text(trajectory.policy, ids)
                     completion = _sampled_text(trajectory, ids, texts)
             with contextlib.suppress(Error):
-                if sample is not None:
-                    transcript = messages_of(folder.journal, sample)
-                    messages = [_plain(message) for message in transcript]
-                    text = text or "\n".join(message.content for message in transcript)
-                    replies = [message.content for message in transcript if message.role == "assistant"]
-                    completion = completion or "\n".join(replies)
-            details = {"text": text, "completion": completion, "messages": messages, "metrics": metrics}
-            yield {**row, **details}
-    finally:
-        segments.close()
+                messages = stored.messages(row["id"])
+                text = text or "\n".join(message.content for message in messages)
+                replies = [message.content for message in messages if message.role == "assistant"]
+                completion = completion or "\n".join(replies)
+            yield {
+                **row,
+                "text": text,
+                "completion": completion,
+                "messages": [_plain(message) for message in messages],
+                "metrics": stored.result(row)[0],
+            }
 
 
 def _plain(message: Message) -> dict[str, str]:

@@ -11,9 +11,8 @@ from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.dataflow.journal.journal_db import DATABASE, TelemetryRow, TranscriptRow
 from astraflow.dataflow.journal.reader import JournalTables
 from astraflow.errors import JournalError
-from astraflow.types import Message
 
-__all__ = ["TablesCopy", "messages_of"]
+__all__ = ["TablesCopy"]
 
 _CHUNK = 2000
 _MAX_TEXT = 20_000
@@ -97,11 +96,3 @@ class TablesCopy:
         query = "SELECT value FROM meta WHERE key = ?"
         row = self._database.execute(query, (f"{table}_rowid",)).fetchone()
         return int(row[0]) if row else 0
-
-
-def messages_of(journal: Path, sample: int) -> tuple[Message, ...]:
-    """Returns the kept messages of an episode by its row in the table `samples`. Raises: JournalError."""
-    with JournalTables(journal) as tables:
-        for row in tables.transcripts("rowid = ?", sample):
-            return tables.messages(row)
-        raise JournalError(f"{tables.path} no longer holds the messages")

@@ -6,19 +6,15 @@ decoded when somebody looks for it, which costs the run nothing, and takes no sp
 
 import contextlib
 import sqlite3
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 from astraflow import wire
 from astraflow.addons.view.conversation import without_markers
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
-from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import Error
-from astraflow.recipe.run_folder import RunFolder
-from astraflow.types import Trajectory
 
-__all__ = ["WordSearch", "word_search"]
+__all__ = ["WordSearch"]
 
 _MORE = "\u2026"
 _AROUND = 60
@@ -26,11 +22,11 @@ _AROUND = 60
 
 
 class WordSearch:
-    """What was said in the episodes of an index. Example: `words.line(7, "carry")` is `"so I carry one"`."""
+    """Example: `WordSearch(index, stored, texts).line(7, "carry")` is `"so I carry one"`."""
 
-    def __init__(self, database: sqlite3.Connection, segments: SegmentReader, texts: TokenText) -> None:
+    def __init__(self, database: sqlite3.Connection, stored: StoredEpisodes, texts: TokenText) -> None:
         self._database = database
-        self._segments = segments
+        self._stored = stored
         self._texts = texts
 
     def line(self, episode_id: int, words: str) -> str:
@@ -51,20 +47,9 @@ class WordSearch:
         return ""
 
     def _texts_of(self, episode_id: int) -> Iterator[str]:
-        query = "SELECT segment, offset, length FROM episodes WHERE id = ?"
-        segment, offset, length = self._database.execute(query, (episode_id,)).fetchone()
-        if length is not None:
-            with contextlib.suppress(Error, OSError):
-                data = self._segments.read(PayloadRef(segment, offset, length))
-                trajectory = wire.decode(data, Trajectory)
+        with contextlib.suppress(Error):
+            if (trajectory := self._stored.tokens(episode_id)) is not None:
                 yield self._texts.text(trajectory.policy, wire.array(trajectory.token_ids, "int32").tolist())
         row = self._database.execute("SELECT body FROM texts WHERE id = ?", (episode_id,)).fetchone()
         if row is not None:
             yield str(row[0])
-
-
-@contextmanager
-def word_search(database: sqlite3.Connection, folder: RunFolder, texts: TokenText) -> Generator[WordSearch]:
-    """Opens what was said in a run's episodes. Example: `with word_search(index, folder, texts) as words: ...`."""
-    with contextlib.closing(SegmentReader(folder.journal / "segments")) as segments:
-        yield WordSearch(database, segments, texts)

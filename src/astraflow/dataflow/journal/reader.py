@@ -296,13 +296,14 @@ def _open_read_only(folder: Path) -> sqlite3.Connection:
     path = folder / DATABASE
     if path.is_file():
         uri = f"{path.resolve().as_uri()}?mode=ro"
-        database = sqlite3.connect(uri, uri=True, isolation_level=None)
+        # One thread at a time uses a reader, but any of a pool's threads may.
+        database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         if not segment_numbers(folder / "segments") or _has_tables(database):
             return database
         database.close()
     elif not segment_numbers(folder / "segments"):
         raise JournalError(f"{folder} holds no journal: {DATABASE} is missing")
-    database = sqlite3.connect(":memory:", isolation_level=None)
+    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     make_tables(database)
     return database
 

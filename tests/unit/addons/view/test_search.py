@@ -7,9 +7,10 @@ import pytest
 
 from astraflow.addons.view.filters import Range, filter_of
 from astraflow.addons.view.index import RunIndex
-from astraflow.addons.view.word_search import word_search
 from astraflow.addons.view.search import all_found, group_rows, search
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
+from astraflow.addons.view.word_search import WordSearch
 from astraflow.errors import ConfigError
 from drivers.talk_runs import said, save_tokenizer, talk
 from drivers.view_runs import RunWriter
@@ -103,8 +104,9 @@ def test_words_are_found_in_what_was_said_however_long_it_takes(tmp_path: Path) 
         texts = TokenText(index.folder)
         with (
             contextlib.closing(index.reader()) as reader,
-            word_search(reader, index.folder, texts) as read,
+            StoredEpisodes(reader, index.folder.journal) as stored,
         ):
+            read = WordSearch(reader, stored, texts)
             whole = search(reader, filter_of({"text": "carry"}), longest_s=60.0, words=read)
             assert [row["episode"] for row in whole.rows] == [3, 2, 0]
             assert [*whole.matches.values()][-1].endswith("8 + 7?So I carry one.")
