@@ -10,6 +10,7 @@ log takes 30 to 40 ms, once every thousand records or so.
 """
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -109,7 +110,9 @@ class TableWriter:
                 _log.error("the journal's tables cannot be written: %s", err)
                 break
             self.failure = None
-            await _pause(self._hurry)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await self._hurry.wait()
         # Not in a callback at the task's end: rows that are added in between must start a new task.
         self._task = None
 
@@ -132,11 +135,3 @@ class TableWriter:
         finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-
-
-async def _pause(hurry: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(_PAUSE_S):
-            await hurry.wait()
-    except TimeoutError:
-        return

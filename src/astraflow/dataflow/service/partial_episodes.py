@@ -108,7 +108,8 @@ class ProgressKeeper:
         """
         self._num_parts += 1
         if self._num_parts % _SWEEP_EVERY == 0:
-            self._sweep()
+            for given_up in [episode for episode in self._episodes if not self._is_open(episode)]:
+                self.forget(given_up)
         episode = episode_of(part.lease_id)
         before = self._episodes.get(episode, _PartialEpisode())
         if part.num_before == 0:
@@ -141,11 +142,6 @@ class ProgressKeeper:
                 self._num_resumed = min(self._num_resumed + num_tokens, _MOST_TOKENS)
             elif metric.name == RESAMPLED_TOKENS:
                 self._num_resampled = min(self._num_resampled + num_tokens, _MOST_TOKENS)
-
-    def _sweep(self) -> None:
-        """Drops the episodes of groups that were given up."""
-        for episode in [episode for episode in self._episodes if not self._is_open(episode)]:
-            self.forget(episode)
 
 
 def _num_bytes(completion: PastCompletion) -> int:

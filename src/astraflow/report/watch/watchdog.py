@@ -78,7 +78,11 @@ class Watchdog:
         # until the clock catches up.
         past = [item for item in self._open.values() if now_s - item.last_s >= _CALM_S or item.last_s > now_s]
         self._open = {key: item for key, item in self._open.items() if item not in past}
-        due = [item for item in self._open.values() if item.is_raised or _is_due(item, rules)]
+        due = [
+            item
+            for item in self._open.values()
+            if item.is_raised or item.last_s - item.first_s >= rules[item.alarm.rule].holds_s
+        ]
         has_cause = any(rules[item.alarm.rule].is_cause_of_waits for item in due)
         current = [i for i in due if i.is_raised or not (has_cause and rules[i.alarm.rule].is_symptom)]
         raised = [item for item in current if not item.is_raised]
@@ -133,11 +137,6 @@ def _rules() -> tuple[Rule, ...]:
 
 def _find(snapshot: RunSnapshot) -> Iterable[tuple[Rule, Finding]]:
     return [(rule, finding) for rule in _rules() for finding in rule.find(snapshot)]
-
-
-def _is_due(item: _OpenFinding, rules: Mapping[str, Rule]) -> bool:
-    """Whether a finding has persisted for as long as its rule demands."""
-    return item.last_s - item.first_s >= rules[item.alarm.rule].holds_s
 
 
 def _make_alarm(rule: Rule, finding: Finding, first_s: float) -> Alarm:
