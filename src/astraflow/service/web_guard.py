@@ -9,7 +9,6 @@ these.
 
 import contextlib
 import ipaddress
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 

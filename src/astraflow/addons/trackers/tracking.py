@@ -250,7 +250,6 @@ class _Keeper:
             )
 
 
-
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:
     """Kills a process and its helper processes, which are in the same session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

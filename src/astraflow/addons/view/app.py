@@ -59,7 +59,6 @@ from astraflow.addons.view.page_file import encode_json, episode_file
 from astraflow.addons.view.ready import ready
 from astraflow.addons.view.runs import ViewedRun, ViewedRuns
 from astraflow.addons.view.search import SearchPage, choices, group_rows, search
-from astraflow.addons.view.slots import slot_lanes
 from astraflow.addons.view.snippets import snippets
 from astraflow.addons.view.status import run_status
 from astraflow.addons.view.stored_episodes import StoredEpisodes
@@ -342,7 +341,7 @@ class _Views:
         end_s = _decimal(request, "to")
         if begin_s is None or end_s is None:
             raise ConfigError("slots are asked for between two moments: from and to, in Unix seconds")
-        return _json(await self._read(request, lambda db, _: slot_lanes(db, worker, begin_s, end_s)))
+        return _json(await self._read(request, lambda db, _: timeline.slot_lanes(db, worker, begin_s, end_s)))
 
     async def loads(self, request: Request) -> Response:
         return _json(await self._read(request, lambda db, _: timeline.loads(db)))

@@ -369,10 +369,16 @@ def _parts(
     text = "".join([piece.text for piece in pieces])
     if is_result:
         content = text.replace("<tool_response>", "").replace("</tool_response>", "")
-        return (MessagePart(kind="result", pieces=(TextPiece(text=content.strip()),)),) if content.strip() else ()
+        return (
+            (MessagePart(kind="result", pieces=(TextPiece(text=content.strip()),)),)
+            if content.strip()
+            else ()
+        )
     calls = bare_json_calls(text) if is_answer and not is_thinking else ()
     if calls and not any(call.problem for call in calls):
-        return (MessagePart(kind="call", pieces=tuple(pieces), name=", ".join([call.name for call in calls])),)
+        return (
+            MessagePart(kind="call", pieces=tuple(pieces), name=", ".join([call.name for call in calls])),
+        )
     parts: list[MessagePart] = []
     for kind, start, end, is_closed in _spans(text, is_thinking=is_thinking):
         own = _pieces_in(pieces, start, end)

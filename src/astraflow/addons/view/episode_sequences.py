@@ -183,7 +183,10 @@ def _with_role(block: MessageBlock, roles: Mapping[str, str]) -> MessageBlock:
     parts = block.parts
     if role == "tool":
         parts = tuple(
-            [MessagePart(kind="result", pieces=part.pieces) if part.kind == "text" else part for part in parts]
+            [
+                MessagePart(kind="result", pieces=part.pieces) if part.kind == "text" else part
+                for part in parts
+            ]
         )
     return MessageBlock(role=role, parts=parts, start=block.start)
 

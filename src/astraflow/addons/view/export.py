@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 
 from astraflow import wire
 from astraflow.addons.view.filters import EpisodeFilter
-from astraflow.addons.view.word_search import WordSearch
 from astraflow.addons.view.search import EpisodeDict, all_found
 from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
+from astraflow.addons.view.word_search import WordSearch
 from astraflow.errors import ConfigError, Error
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Message, Trajectory

@@ -88,7 +88,11 @@ class Collector:
 
     def _resource(self, service: str) -> Any:
         if service not in self._resources:
-            attributes = {"service.name": service, "service.namespace": "astraflow", "astraflow.run": self._run}
+            attributes = {
+                "service.name": service,
+                "service.namespace": "astraflow",
+                "astraflow.run": self._run,
+            }
             self._resources[service] = self._resources_sdk.Resource(attributes)
         return self._resources[service]
 

@@ -207,7 +207,9 @@ def _waits_text(run: RunOverview, unanswered_s: float) -> Text:
 def numbers_text(record: StepRecord) -> str:
     """Lists loss, entropy, episode statistics, and times, then the first few of the user's own metrics."""
     values = {item.name: item.value for item in record.metrics}
-    numbers = [f"{title} {form.format(values[name])}" for name, title, form in _KNOWN_METRICS if name in values]
+    numbers = [
+        f"{title} {form.format(values[name])}" for name, title, form in _KNOWN_METRICS if name in values
+    ]
     names = [name.removeprefix("episode/") for name in values if name.startswith("episode/")]
     own = [name for name in names if name not in _BUILT_IN][:_MOST_OWN]
     return "  ".join((*numbers, *(f"{printable(name)} {values[f'episode/{name}']:.4g}" for name in own)))

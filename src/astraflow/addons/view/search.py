@@ -12,10 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astraflow.addons.view.filters import EpisodeFilter, Range
-from astraflow.addons.view.word_search import WordSearch
 from astraflow.addons.view.schema import EVAL, TRAIN
+from astraflow.addons.view.word_search import WordSearch
 
-__all__ = ["EpisodeDict", "SearchPage", "all_found", "choices", "group_rows", "ids_of", "row_of", "rows_of", "search"]
+__all__ = [
+    "EpisodeDict",
+    "SearchPage",
+    "all_found",
+    "choices",
+    "group_rows",
+    "ids_of",
+    "row_of",
+    "rows_of",
+    "search",
+]
 
 _WINDOW = 20_000
 """Number of rows scanned between two checks of the time."""
@@ -166,7 +176,9 @@ def _conditions(database: sqlite3.Connection, filters: EpisodeFilter) -> _Condit
         if name:
             conditions.add(f"e.{column} = ?", _id_of(database, name))
     if filters.worker:
-        conditions.add("e.worker IN (SELECT id FROM names WHERE name = ? OR name GLOB ?)", *ids_of(filters.worker))
+        conditions.add(
+            "e.worker IN (SELECT id FROM names WHERE name = ? OR name GLOB ?)", *ids_of(filters.worker)
+        )
     _add_task(database, conditions, filters.task)
     _add_ends(database, conditions, filters)
     _add_ranges(conditions, filters)

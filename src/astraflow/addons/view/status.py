@@ -1,6 +1,6 @@
-"""What is known about a run: `astraflow status`, `astraflow top` and the page show it. It answers within seconds, even if parts of the run hang.
+"""What is known about a run, for `astraflow status`, `astraflow top`, and the page.
 
-It has three sources and can do without any of them: the dataflow, which knows who waits for whom; `run.json`,
+It is known within seconds, even if parts of the run hang. It has three sources and can do without any of them: the dataflow, which knows who waits for whom; `run.json`,
 in which the launcher records the state of its processes; and the operating system, which knows whether the
 launcher itself is stopped. For a run that has ended, it reports the reason and the results.
 """
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from astraflow.addons.view.answer import RunAnswer, answer_of_overview, answer_of_summary
 from astraflow.dataflow.client import STATUS_S, DataflowClient
 from astraflow.errors import RefusedError, UnavailableError

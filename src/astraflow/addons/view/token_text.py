@@ -86,8 +86,11 @@ class _Decoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.piece = lru_cache(_MAX_PIECES)(lambda token_id: self.text((token_id,)))
+        self.piece = lru_cache(_MAX_PIECES)(self._piece)
         """The text of one token. Only these are kept, since whole texts may be long."""
+
+    def _piece(self, token_id: int) -> str:
+        return self.text((token_id,))
 
     def text(self, token_ids: Sequence[int]) -> str:
         if self._tokenizer is not None:

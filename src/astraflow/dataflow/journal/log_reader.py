@@ -1,8 +1,8 @@
 """Reads the log of a journal folder: all of it (`LogReader`), or as far as possible (`LogTail`).
 
 `LogReader` fails if the log is damaged, because audits and restarts need all of it. `LogTail` is for people
-who look at a run: it continues after damage and reports what it left out, and its next reading continues where
-the last one stopped. Both go through the entries with `SegmentScan`, and neither reads payloads.
+who look at a run: it continues after damage and reports what it left out, and its next reading continues
+where the last one stopped. Both go through the entries with `SegmentScan`, and neither reads payloads.
 
 A live journal grows while it is read. If an entry is incomplete and no complete one follows, either it is
 still being written or a crash cut it off. The next reading of a `LogTail` starts there again.
@@ -132,7 +132,7 @@ class LogTail:
     def __init__(self, folder: Path, place: Position) -> None:
         """Starts at `place` in `folder`, which contains the segments."""
         self._folder = folder
-        self.place = place
+        self.place: Position = place
         """Everything before this place was read or can't be read."""
         self._stuck: tuple[Position, int] | None = None
         """Where the last reading ended at an incomplete entry, and the segment's size then, in bytes."""
@@ -198,7 +198,9 @@ def entry_at(folder: Path, place: Position) -> LogEntry | None:
     path = segment_path(folder, number)
     try:
         with open_segment(path) as file:
-            scan = SegmentScan(path, file, number, begin=max(offset, SEGMENT_HEADER.size), skips_payloads=True)
+            scan = SegmentScan(
+                path, file, number, begin=max(offset, SEGMENT_HEADER.size), skips_payloads=True
+            )
             kind, data = next(scan.entries(), (PAYLOAD, b""))
     except OSError:
         return None

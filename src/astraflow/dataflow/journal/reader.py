@@ -113,7 +113,10 @@ class JournalTables:
         ]
 
     def transcripts(self, where: str, *values: object, limit: int = -1) -> list[TranscriptRow]:
-        """Episodes whose messages are kept, in order of arrival. `where`: a condition on rows of `samples`."""
+        """Episodes whose messages are kept, in order of arrival. `where`: a condition on rows of `samples`.
+
+        Example: `transcripts("kind = ?", "eval")`.
+        """
         query = f"SELECT rowid, * FROM samples WHERE {where} ORDER BY rowid LIMIT ?"
         return [
             TranscriptRow(
@@ -287,6 +290,7 @@ class JournalReader(JournalTables):
         compacted = [self._decode("evals", _EVALS, blob) for (blob,) in rows]
         events = (event for record in self.records() for event in events_of(record, EvalFinished))
         return compacted + [event.record for event in events]
+
 
 def _open_read_only(folder: Path) -> sqlite3.Connection:
     """Opens the database of a folder. If it has no tables, but there are segments, it has empty ones.

@@ -433,7 +433,7 @@ class SegmentScan:
         size: int | None = None,
         skips_payloads: bool = False,
     ) -> None:
-        """`begin`: where an entry begins; 0: at the header. `size`: only the first bytes of the file count."""
+        """`begin`: where an entry begins; 0 for the header. `size`: only so many bytes of the file count."""
         self._path = path
         self._file = file
         self._segment = segment

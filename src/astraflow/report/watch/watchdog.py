@@ -9,7 +9,7 @@ serves callers that have one snapshot.
 Rules come from installed packages: an entry point of the group `astraflow.alarms` names a sequence of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 

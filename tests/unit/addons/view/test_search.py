@@ -110,7 +110,9 @@ def test_words_are_found_in_what_was_said_however_long_it_takes(tmp_path: Path) 
             whole = search(reader, filter_of({"text": "carry"}), longest_s=60.0, words=read)
             assert [row["episode"] for row in whole.rows] == [3, 2, 0]
             assert [*whole.matches.values()][-1].endswith("8 + 7?So I carry one.")
-            found = list(all_found(reader, filter_of({"text": "Carry", "error": "none"}), limit=9, words=read))
+            found = list(
+                all_found(reader, filter_of({"text": "Carry", "error": "none"}), limit=9, words=read)
+            )
             assert [row["episode"] for row in found] == [2, 0]
             for text, num in (('" OR body MATCH "x', 0), ("%", 1), ("\\_", 1), ("*", 0)):
                 assert len(search(reader, filter_of({"text": text}), longest_s=60.0, words=read).rows) == num

@@ -1,4 +1,5 @@
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from astraflow.dataflow.journal.log_reader import LogEntry, LogGap, LogTail, entry_at
@@ -7,7 +8,7 @@ from astraflow.dataflow.journal.segments import ENTRY_HEAD, RECORDS
 from drivers.view_runs import RunWriter
 
 
-def seqs(items: list[LogEntry | LogGap]) -> list[int]:
+def seqs(items: Sequence[LogEntry | LogGap]) -> list[int]:
     entries = [item for item in items if isinstance(item, LogEntry) and item.kind == RECORDS]
     return [record.seq for entry in entries for record in decode_records(entry.data)]
 

@@ -103,8 +103,8 @@ class Host:
         pause_s = self._backoff.delay_s
         if pause_s is None:
             raise HostLostError(
-                f"the host of {self._config.serve!r} was lost {self._backoff.num_crashes} times in a row and is given "
-                f"up (workflow.max_restarts = {self._config.max_restarts}); {self._why_lost}",
+                f"the host of {self._config.serve!r} was lost {self._backoff.num_crashes} times in a row and "
+                f"is given up (workflow.max_restarts = {self._config.max_restarts}); {self._why_lost}",
                 is_retryable=False,
             )
         await asyncio.sleep(pause_s)
