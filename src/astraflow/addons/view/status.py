@@ -1,8 +1,9 @@
 """What is known about a run, for `astraflow status`, `astraflow top`, and the page.
 
-It is known within seconds, even if parts of the run hang. It has three sources and can do without any of them: the dataflow, which knows who waits for whom; `run.json`,
-in which the launcher records the state of its processes; and the operating system, which knows whether the
-launcher itself is stopped. For a run that has ended, it reports the reason and the results.
+It is known within seconds, even if parts of the run hang. It has three sources and can do without any of
+them: the dataflow, which knows who waits for whom; `run.json`, in which the launcher records the state of
+its processes; and the operating system, which knows whether the launcher itself is stopped. For a run that
+has ended, it reports the reason and the results.
 """
 
 import asyncio
