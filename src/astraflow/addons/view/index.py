@@ -230,6 +230,7 @@ class _Filling:
             if self._tail.is_ahead:
                 raise _StaleIndexError
             for item in self._tail.read():
+                self._begin()
                 self._take(item)
                 first = item.begin if isinstance(item, LogEntry) else first
                 if self._booker.num_waiting >= _FLUSH_ROWS:
@@ -239,7 +240,7 @@ class _Filling:
                     return False
         except OSError as err:
             self.note(f"the journal cannot be read: {err}")
-        if self._tail.place != begun:
+        if self._tail.place != begun or self._database.in_transaction:
             self._flush(first)
         return True
 
@@ -253,8 +254,13 @@ class _Filling:
         except JournalError as err:
             self.note(f"records at byte {item.begin[1]} of segment {item.begin[0]} are left out: {err}")
 
+    def _begin(self) -> None:
+        """Begins a transaction, which `_flush` ends."""
+        if not self._database.in_transaction:
+            self._database.execute("BEGIN IMMEDIATE")
+
     def _flush(self, last_entry: Position) -> None:
-        self._database.execute("BEGIN IMMEDIATE")
+        self._begin()
         try:
             self._booker.flush()
             self._set_meta("place", _text_of(self._tail.place))

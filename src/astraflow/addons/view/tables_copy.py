@@ -55,7 +55,6 @@ class TablesCopy:
     def _add_transcripts(self, rows: Sequence[TranscriptRow], tables: JournalTables) -> None:
         for row in rows:
             self._add_transcript(row, tables)
-        self._names.flush()
 
     def _add_transcript(self, row: TranscriptRow, tables: JournalTables) -> None:
         """Assigns kept messages to their episode.
