@@ -58,11 +58,11 @@ class TokenAuth:
     def _role_of(self, given: bytes) -> str | None:
         """Returns the role of a token. Compares it with all known tokens, each in constant time, so that the
         response time reveals nothing."""
-        found: str | None = None
+        own_role: str | None = None
         for token, role in self.tokens.items():
             if hmac.compare_digest(token.encode(), given):
-                found = role
-        return found
+                own_role = role
+        return own_role
 
 
 class HttpServer:

@@ -233,14 +233,14 @@ class _Views:
     # --- episodes ---
 
     async def episodes(self, request: Request) -> Response:
-        wanted = _filter(request)
+        filters = _filter(request)
         before = _number(request, "before", 0) or None
         limit = min(_number(request, "limit", 50), _MAX_LIMIT)
 
         def question(database: sqlite3.Connection, run: ViewedRun) -> SearchPage:
             with StoredEpisodes(database, run.folder.journal) as stored:
                 words = WordSearch(database, stored, run.texts)
-                return search(database, wanted, before=before, limit=limit, words=words)
+                return search(database, filters, before=before, limit=limit, words=words)
 
         return _json(await self._read(request, question))
 
@@ -301,7 +301,7 @@ class _Views:
         return _json(await self._read(request, question))
 
     async def export(self, request: Request) -> Response:
-        wanted = _filter(request)
+        filters = _filter(request)
         limit = min(_number(request, "limit", _MAX_EXPORT), _MAX_EXPORT)
         run = self._run(request)
         await asyncio.to_thread(_fill, run)
@@ -311,9 +311,9 @@ class _Views:
         headers = {**PAGE_HEADERS, "content-disposition": f'attachment; filename="{run.name}.{form}"'}
         if form == "parquet":
             check_parquet()
-            data = await asyncio.to_thread(_parquet, run, wanted, limit)
+            data = await asyncio.to_thread(_parquet, run, filters, limit)
             return Response(data, headers=headers, media_type="application/vnd.apache.parquet")
-        lines = _lines(run, wanted, limit)
+        lines = _lines(run, filters, limit)
         # Read the first line before the reply starts: an early failure then becomes an error reply, while a
         # stream that has started could only break off.
         first = await asyncio.to_thread(next, lines, b"")
@@ -463,14 +463,14 @@ def _decimal(request: Request, name: str) -> float | None:
         raise ConfigError(f"{name} = {text[:100]!r} is not a number") from err
 
 
-def _lines(run: ViewedRun, wanted: EpisodeFilter, limit: int) -> Iterator[bytes]:
+def _lines(run: ViewedRun, filters: EpisodeFilter, limit: int) -> Iterator[bytes]:
     with contextlib.closing(run.index.reader()) as database:
-        for row in exported(database, run.folder, wanted, limit=limit):
+        for row in exported(database, run.folder, filters, limit=limit):
             yield json_line(row)
 
 
-def _parquet(run: ViewedRun, wanted: EpisodeFilter, limit: int) -> bytes:
+def _parquet(run: ViewedRun, filters: EpisodeFilter, limit: int) -> bytes:
     file = io.BytesIO()
     with contextlib.closing(run.index.reader()) as database:
-        write_parquet(exported(database, run.folder, wanted, limit=limit), file)
+        write_parquet(exported(database, run.folder, filters, limit=limit), file)
     return file.getvalue()

@@ -63,9 +63,9 @@ def check_run(run_dir: Path) -> None:
         raise DataError(f"{run_dir} is not a run folder: it has no journal; pass for example runs/quickstart")
 
 
-def show_episodes(run_dir: Path, filters: Mapping[str, str], output: Output) -> None:
+def show_episodes(run_dir: Path, texts: Mapping[str, str], output: Output) -> None:
     """Prints or writes the episodes that pass all filters. Raises: ConfigError, DataError, OSError."""
-    wanted = filter_of(filters)
+    filters = filter_of(texts)
     if output.form not in _FORMATS:
         raise ConfigError(
             f"--format {output.form} is none of {', '.join(_FORMATS)}{hint(output.form, _FORMATS)}"
@@ -80,7 +80,7 @@ def show_episodes(run_dir: Path, filters: Mapping[str, str], output: Output) -> 
         with contextlib.closing(index.reader()) as database:
             for (text,) in database.execute("SELECT text FROM notes"):
                 sys.stderr.write(f"note: {printable(text)}\n")
-            _write(database, index, wanted, output)
+            _write(database, index, filters, output)
 
 
 def show_episode(run_dir: Path, episode_id: int) -> None:
@@ -109,8 +109,8 @@ def _read_episode(run_dir: Path, episode_id: int) -> EpisodeView:
     return view
 
 
-def _write(database: sqlite3.Connection, index: RunIndex, wanted: EpisodeFilter, output: Output) -> None:
-    rows = exported(database, index.folder, wanted, limit=output.limit)
+def _write(database: sqlite3.Connection, index: RunIndex, filters: EpisodeFilter, output: Output) -> None:
+    rows = exported(database, index.folder, filters, limit=output.limit)
     match output.form:
         case "table":
             num = _write_table(rows, output.out)

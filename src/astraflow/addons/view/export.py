@@ -58,7 +58,7 @@ EPISODE_COLUMNS = {
 
 
 def exported(
-    database: sqlite3.Connection, folder: RunFolder, wanted: EpisodeFilter, *, limit: int
+    database: sqlite3.Connection, folder: RunFolder, filters: EpisodeFilter, *, limit: int
 ) -> Iterator[EpisodeDict]:
     """Yields up to `limit` episodes, newest first, each with what was said. Raises: sqlite3.Error.
 
@@ -70,7 +70,7 @@ def exported(
     texts = TokenText(folder)
     with StoredEpisodes(database, folder.journal) as stored:
         words = WordSearch(database, stored, texts)
-        for row in all_found(database, wanted, limit=limit, words=words):
+        for row in all_found(database, filters, limit=limit, words=words):
             text = completion = ""
             messages: Sequence[Message] = ()
             with contextlib.suppress(Error):

@@ -224,8 +224,8 @@ class _Filling:
     # --- the log ---
 
     def _follow_log(self, deadline_s: float) -> bool:
-        begun = self._tail.place
-        first = begun
+        start = self._tail.place
+        first = start
         try:
             if self._tail.is_ahead:
                 raise _StaleIndexError
@@ -240,7 +240,7 @@ class _Filling:
                     return False
         except OSError as err:
             self.note(f"the journal cannot be read: {err}")
-        if self._tail.place != begun or self._database.in_transaction:
+        if self._tail.place != start or self._database.in_transaction:
             self._flush(first)
         return True
 

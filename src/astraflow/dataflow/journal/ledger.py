@@ -376,8 +376,8 @@ class Ledger:
             self._problem(f"{event.policy}: group {event.group_id} is {first.fate} and then {event.fate}")
         else:
             group.fates[event.policy] = event
-        taken = self.policies[event.policy].batches.get(event.step)
-        if event.fate == "trained" and (taken is None or event.group_id not in taken.event.group_ids):
+        batch = self.policies[event.policy].batches.get(event.step)
+        if event.fate == "trained" and (batch is None or event.group_id not in batch.event.group_ids):
             self._problem(
                 f"{event.policy}: group {event.group_id} is trained in step {event.step + 1}, whose batch "
                 "does not hold it"
@@ -405,13 +405,15 @@ class Ledger:
                 f"{_numbers(open_steps)} are not committed"
             )
         for step in open_steps:
-            taken = policy.batches.pop(step)
-            for idx in taken.event.group_ids:
+            batch = policy.batches.pop(step)
+            for idx in batch.event.group_ids:
                 fate = self.group(idx).fates.get(name)
                 if fate is None or fate.fate != "evicted":
-                    said = fate.fate if fate else "undecided"
-                    self._problem(f"{name}: group {idx} of the dropped batch of step {step + 1} is {said}")
-            for idx in taken.all_ids:
+                    fate_text = fate.fate if fate else "undecided"
+                    self._problem(
+                        f"{name}: group {idx} of the dropped batch of step {step + 1} is {fate_text}"
+                    )
+            for idx in batch.all_ids:
                 self.group(idx).contribution(name).num_uses -= 1
         policy.num_dropped += len(open_steps)
 

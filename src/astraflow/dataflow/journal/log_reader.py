@@ -73,8 +73,8 @@ class LogReader:
         for idx in itertools.count():
             if idx == len(self._entries) and not self._find_next():
                 return
-            found, segment, offset, length = self._entries[idx]
-            if found == kind:
+            entry_kind, segment, offset, length = self._entries[idx]
+            if entry_kind == kind:
                 yield os.pread(self._files[segment].fileno(), length, offset)
 
     def _find_next(self) -> bool:

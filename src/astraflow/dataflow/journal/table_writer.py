@@ -98,13 +98,13 @@ class TableWriter:
     async def _write(self) -> None:
         """Writes transactions until nothing is pending, or one fails. Woken by `start`."""
         while not self._pending.is_empty:
-            taken = self._pending
+            rows = self._pending
             self._pending = TableRows()
             try:
-                await self.run(self._transact, taken)
+                await self.run(self._transact, rows)
             except sqlite3.Error as err:
-                taken.absorb(self._pending)
-                self._pending = taken
+                rows.absorb(self._pending)
+                self._pending = rows
                 self.failure = err
                 self._failed_at = time.monotonic()
                 _log.error("the journal's tables cannot be written: %s", err)

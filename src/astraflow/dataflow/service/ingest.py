@@ -329,8 +329,8 @@ def _state_keys(trajectory: Trajectory) -> tuple[int, ...]:
     keys: list[int] = []
     end = 0
     for turn in trajectory.turns:
-        shown = turn.state_key.encode() or trajectory.token_ids[4 * end : 4 * turn.start]
-        keys.append(xxhash.xxh3_64_intdigest(shown))
+        context = turn.state_key.encode() or trajectory.token_ids[4 * end : 4 * turn.start]
+        keys.append(xxhash.xxh3_64_intdigest(context))
         end = turn.end
     return tuple(keys)
 

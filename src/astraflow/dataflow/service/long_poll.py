@@ -58,9 +58,9 @@ class LongPolls:
             while True:
                 # Taken before the look, so that no wake-up between the look and the wait is missed.
                 event = self._dispatcher.topics.next(topic)
-                found = look()
-                if found is not None or self._is_over:
-                    return found
+                result = look()
+                if result is not None or self._is_over:
+                    return result
                 hang_up.watch()
                 with self.waits.entry(wait) if wait is not None else contextlib.nullcontext():
                     if not await wait_until(event, deadline_s) or hang_up.is_gone:
@@ -87,9 +87,9 @@ class LongPolls:
         with _HangUp(request) as hang_up:
             while True:
                 queue.serve_if_due()
-                found = look()
-                if found is not None or self._is_over:
-                    return found
+                result = look()
+                if result is not None or self._is_over:
+                    return result
                 with self.waits.entry(wait), queue.waiter(worker_id, kind(), look, number=number) as waiter:
                     hang_up.watch(partial(queue.remove, waiter))
                     await wait_until(waiter.event, min(deadline_s, self._next_chance_s(worker_id)))

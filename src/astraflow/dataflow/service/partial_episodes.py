@@ -98,8 +98,8 @@ class ProgressKeeper:
 
     def completions(self, episode: EpisodeKey) -> tuple[PastCompletion, ...]:
         """The reported completions of an episode, in the order of the reports."""
-        kept = self._episodes.get(episode)
-        return tuple(kept.completions) if kept else ()
+        progress = self._episodes.get(episode)
+        return tuple(progress.completions) if progress else ()
 
     def add(self, part: Progress) -> Verdict:
         """Stores a part of a report. The caller checks that the sender holds the lease, and the completions.
@@ -130,9 +130,9 @@ class ProgressKeeper:
     def forget(self, episode: EpisodeKey) -> None:
         """Drops an episode that has its result, or whose workflow failed. After a failure, the next attempt
         starts from the beginning, because the sampled tokens may have caused it."""
-        kept = self._episodes.pop(episode, None)
-        if kept is not None:
-            self._num_bytes -= kept.num_bytes
+        progress = self._episodes.pop(episode, None)
+        if progress is not None:
+            self._num_bytes -= progress.num_bytes
 
     def count_tokens(self, episode: Episode) -> None:
         """Counts the tokens of earlier attempts that an accepted episode reused or sampled again."""

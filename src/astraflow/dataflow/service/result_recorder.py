@@ -41,8 +41,8 @@ class ResultRecorder:
         """Maps positions to what is wrong with the results, for `record`. Images are decoded in a thread."""
         results = decoded.results
         look = partial(check_results, results, policies=self.limits(), hosts=self._hosts(worker_id))
-        found = await asyncio.to_thread(look) if any(map(_has_media, results)) else look()
-        return {**found, **decoded.beyond_bounds}
+        problems = await asyncio.to_thread(look) if any(map(_has_media, results)) else look()
+        return {**problems, **decoded.beyond_bounds}
 
     def record(
         self, worker_id: str, decoded: DecodedResults, wrong: Mapping[int, WireError]

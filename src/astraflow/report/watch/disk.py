@@ -30,13 +30,13 @@ class DiskGauge:
 
 def _newest_checkpoints(checkpoints: Path) -> list[Path]:
     """The newest finished checkpoint of each policy."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for policy in checkpoints.iterdir() if checkpoints.is_dir() else ():
         steps = (
             [path for path in policy.iterdir() if path.name.startswith("step-")] if policy.is_dir() else []
         )
-        found += [max(steps)] if steps else []
-    return found
+        folders += [max(steps)] if steps else []
+    return folders
 
 
 def _size(folder: Path) -> int:

@@ -113,10 +113,10 @@ def alarms_now(snapshot: RunSnapshot, known: Sequence[Alarm] = ()) -> tuple[Alar
 
     `known`: alarms that a watchdog raised earlier; they stay, with newer evidence where there is some.
     """
-    found = [(rule, finding) for rule, finding in _find(snapshot) if rule.holds_s == 0.0]
-    has_cause = any(rule.is_cause_of_waits for rule, _ in found)
+    findings = [(rule, finding) for rule, finding in _find(snapshot) if rule.holds_s == 0.0]
+    has_cause = any(rule.is_cause_of_waits for rule, _ in findings)
     alarms = {(alarm.rule, alarm.subject): alarm for alarm in known}
-    for rule, finding in found:
+    for rule, finding in findings:
         alarm = _make_alarm(rule, finding, snapshot.now_s)
         if (alarm.rule, alarm.subject) in alarms or not (rule.is_symptom and has_cause):
             alarms[alarm.rule, alarm.subject] = alarm
@@ -131,8 +131,8 @@ def cleared_text(alarm: Alarm) -> str:
 @cache
 def _rules() -> tuple[Rule, ...]:
     """All rules, in the order in which their alarms are shown."""
-    found = [load_entry(entry) for entry in find_entries("astraflow.alarms")]
-    return tuple(rule for rules in found if rules for rule in rules)
+    findings = [load_entry(entry) for entry in find_entries("astraflow.alarms")]
+    return tuple(rule for rules in findings if rules for rule in rules)
 
 
 def _find(snapshot: RunSnapshot) -> Iterable[tuple[Rule, Finding]]:
