@@ -51,7 +51,7 @@ from starlette.routing import Route
 from astraflow.addons.experiments.recipe_lines import recipe_lines
 from astraflow.addons.view import timeline
 from astraflow.addons.view.episode import MAX_TOKENS, EpisodeView, episode_view
-from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
+from astraflow.addons.view.export import exported, json_line, load_pyarrow, write_parquet
 from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.metric_lines import metric_lines
@@ -310,7 +310,7 @@ class _Views:
             raise ConfigError(f"form = {form!r} is none of jsonl, parquet")
         headers = {**PAGE_HEADERS, "content-disposition": f'attachment; filename="{run.name}.{form}"'}
         if form == "parquet":
-            check_parquet()
+            load_pyarrow()  # an early failure becomes an error reply
             data = await asyncio.to_thread(_parquet, run, filters, limit)
             return Response(data, headers=headers, media_type="application/vnd.apache.parquet")
         lines = _lines(run, filters, limit)

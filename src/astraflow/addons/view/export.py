@@ -20,7 +20,7 @@ from astraflow.errors import ConfigError, Error
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Message, Trajectory
 
-__all__ = ["EPISODE_COLUMNS", "check_parquet", "exported", "json_line", "write_parquet"]
+__all__ = ["EPISODE_COLUMNS", "exported", "json_line", "load_pyarrow", "write_parquet"]
 
 _ROW_GROUP = 1000
 EPISODE_COLUMNS = {
@@ -114,12 +114,7 @@ def json_line(row: EpisodeDict) -> bytes:
     return json.dumps(row).encode("ascii") + b"\n"
 
 
-def check_parquet() -> None:
-    """Checks that Parquet can be written. Raises: ConfigError if pyarrow is not installed."""
-    _pyarrow()
-
-
-def _pyarrow() -> Any:
+def load_pyarrow() -> Any:
     """Imports pyarrow, which the extra `parquet` installs. Raises: ConfigError if it is missing."""
     try:
         import_module("pyarrow.parquet")
@@ -130,7 +125,7 @@ def _pyarrow() -> Any:
 
 def write_parquet(rows: Iterable[EpisodeDict], out: Path | BinaryIO) -> int:
     """Writes rows to a file and returns their number. Raises: ConfigError without pyarrow; OSError."""
-    arrow = _pyarrow()
+    arrow = load_pyarrow()
     schema = arrow.schema([(name, arrow.type_for_alias(kind)) for name, kind in EPISODE_COLUMNS.items()])
     num = 0
     with arrow.parquet.ParquetWriter(out, schema, compression="zstd") as writer:

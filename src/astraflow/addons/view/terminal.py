@@ -12,7 +12,7 @@ from astraflow.addons.view.episode import EpisodeView, Tokens
 from astraflow.addons.view.search import EpisodeDict
 from astraflow.report.terminal_text import printable
 
-__all__ = ["episodes_table", "print_episode", "print_table"]
+__all__ = ["print_episode", "print_table"]
 
 _COLUMNS = (
     "id",
@@ -35,13 +35,6 @@ _UNLIKELY = (0.01, "bold red"), (0.1, "red"), (0.5, "yellow")
 
 def print_table(rows: Iterable[EpisodeDict], console: Console) -> int:
     """Prints one line per episode and returns their number."""
-    table, num = episodes_table(rows)
-    console.print(table)
-    return num
-
-
-def episodes_table(rows: Iterable[EpisodeDict]) -> tuple[Table, int]:
-    """Makes a table with one line per episode; returns it and the number of episodes."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name in _NUMBERS else "left")
@@ -52,7 +45,8 @@ def episodes_table(rows: Iterable[EpisodeDict]) -> tuple[Table, int]:
         text = printable(text)
         text = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}\u2026"
         table.add_row(*(Text(cell) for cell in (*_cells(row), text)))
-    return table, num
+    console.print(table)
+    return num
 
 
 def _cells(row: EpisodeDict) -> list[str]:
