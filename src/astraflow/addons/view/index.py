@@ -1,7 +1,7 @@
 """The index of one run folder, which one process fills step by step from the journal.
 
     journal/segments  ->  episodes, groups, happenings, versions   (`Booker`)
-    journal.sqlite    ->  texts of kept messages, busy spans
+    journal.sqlite    ->  which messages were kept, busy spans
 
 The run folder is only read, except for its subfolder `view/`. If that folder isn't writable, the index is a
 temporary file. Several processes may show the same run: the one that holds the lock fills the index, and all

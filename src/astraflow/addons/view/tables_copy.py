@@ -1,10 +1,9 @@
 """Copies what only `journal.sqlite` has: which episodes' messages were kept, and busy spans."""
 
-import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import EVAL, TRAIN
@@ -15,8 +14,7 @@ from astraflow.errors import JournalError
 __all__ = ["TablesCopy"]
 
 _CHUNK = 2000
-_MAX_TEXT = 20_000
-"""Maximum number of characters of an episode that can be searched."""
+_RowT = TypeVar("_RowT", TranscriptRow, TelemetryRow)
 
 
 class TablesCopy:
@@ -34,29 +32,27 @@ class TablesCopy:
         try:
             with JournalTables(self._journal) as tables:
                 while rows := tables.transcripts("rowid > ?", self._at("samples"), limit=_CHUNK):
-                    self._add("samples", rows[-1].id, partial(self._add_transcripts, rows, tables))
+                    self._add("samples", rows, self._add_transcript)
                 while spans := tables.telemetry(after=self._at("telemetry"), limit=_CHUNK):
-                    self._add("telemetry", spans[-1].id, partial(self._add_spans, spans))
+                    self._add("telemetry", spans, self._add_span)
         except (JournalError, OSError) as err:
             return [f"{DATABASE} cannot be read, so some messages and busy spans are unknown: {err}"]
         return []
 
-    def _add(self, table: str, last_id: int, write: Callable[[], None]) -> None:
+    def _add(self, table: str, rows: Sequence[_RowT], write: Callable[[_RowT], None]) -> None:
         """Writes rows, and notes how far they go, in one transaction."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            write()
-            self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"{table}_rowid", last_id))
+            for row in rows:
+                write(row)
+            values = (f"{table}_rowid", str(rows[-1].id))
+            self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
             self._database.execute("COMMIT")
         finally:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
 
-    def _add_transcripts(self, rows: Sequence[TranscriptRow], tables: JournalTables) -> None:
-        for row in rows:
-            self._add_transcript(row, tables)
-
-    def _add_transcript(self, row: TranscriptRow, tables: JournalTables) -> None:
+    def _add_transcript(self, row: TranscriptRow) -> None:
         """Assigns kept messages to their episode.
 
         They are kept in the order of the results, so they belong to the first episode of the group that has
@@ -81,15 +77,10 @@ class TablesCopy:
         else:
             update = "UPDATE episodes SET sample = ? WHERE group_id = ? AND kind = ? AND episode_idx = ?"
             self._database.execute(update, (row.id, row.group_id, TRAIN, episode_idx))
-        with contextlib.suppress(JournalError):
-            text = "\n".join(message.content for message in tables.messages(row))
-            body = text[:_MAX_TEXT].encode("utf-8", "replace").decode()
-            self._database.execute("INSERT OR REPLACE INTO texts VALUES (?, ?)", (episode_id, body))
 
-    def _add_spans(self, rows: Sequence[TelemetryRow]) -> None:
+    def _add_span(self, row: TelemetryRow) -> None:
         query = "INSERT INTO spans (source, kind, start_s, end_s) VALUES (?, ?, ?, ?)"
-        spans = [(row.source, row.span.kind, row.span.start_s, row.span.end_s) for row in rows]
-        self._database.executemany(query, spans)
+        self._database.execute(query, (row.source, row.span.kind, row.span.start_s, row.span.end_s))
 
     def _at(self, table: str) -> int:
         query = "SELECT value FROM meta WHERE key = ?"

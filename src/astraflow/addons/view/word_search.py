@@ -1,7 +1,7 @@
 """Looks for words in everything that was said in an episode: its tokens' text, kept messages, or a failure.
 
-The index has only texts that no tokens have: messages of evaluations, and failures. The text of tokens is
-decoded when somebody looks for it, which costs the run nothing, and takes no space in the index.
+The index has only what failures say. The rest is read when somebody looks for it, which costs the run
+nothing, and takes no space in the index.
 """
 
 import contextlib
@@ -50,6 +50,8 @@ class WordSearch:
         with contextlib.suppress(Error):
             if (trajectory := self._stored.tokens(episode_id)) is not None:
                 yield self._texts.text(trajectory.policy, wire.array(trajectory.token_ids, "int32").tolist())
+        with contextlib.suppress(Error):
+            yield "\n".join(message.content for message in self._stored.messages(episode_id))
         row = self._database.execute("SELECT body FROM texts WHERE id = ?", (episode_id,)).fetchone()
         if row is not None:
             yield str(row[0])
