@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from drivers.system_driver import Runs, astraflow, made_once
 
-pytest_plugins = ["drivers.left_over", "drivers.strict_skips"]
+pytest_plugins = ["drivers.hung_tests", "drivers.left_over", "drivers.strict_skips"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -191,7 +191,7 @@ BAD_ANSWERS = {
     "a frame without an end": 'write_to_sockets(b"\\0\\0\\0\\x50x"); os._exit(3)',
     "an end": "os._exit(3)",
     "an end as if all were well": "os._exit(0)",
-    "a closed pipe": "os.closerange(3, 100)",
+    "a closed pipe": "os.closerange(3, 65_536)",
 }
 
 
