@@ -14,6 +14,7 @@ import msgspec
 
 from astraflow.addons.view.advantages import Advantages
 from astraflow.addons.view.groups import LeaseId, OpenGroup, OpenGroups, lease_of
+from astraflow.addons.view.log_tail import LogEntry, Position
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.dataflow.core.commands import (
@@ -42,7 +43,6 @@ from astraflow.dataflow.core.commands import (
     StepRedone,
     TrajectoryMeta,
 )
-from astraflow.dataflow.journal.log_reader import LogEntry, Position
 from astraflow.dataflow.journal.records import Record, decode_commands, decode_events, decode_records
 from astraflow.types import Failure, Manifest
 

@@ -24,12 +24,12 @@ from astraflow.addons.view.episode_sequences import (
 )
 from astraflow.addons.view.episode_words import reward_words, version_words
 from astraflow.addons.view.groups import facts_in
+from astraflow.addons.view.log_tail import entry_at
 from astraflow.addons.view.schema import TRAIN
 from astraflow.addons.view.search import EpisodeDict, row_of
 from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
 from astraflow.dataflow.core.commands import EpisodeFacts
-from astraflow.dataflow.journal.log_reader import entry_at
 from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Item, Message, Trajectory

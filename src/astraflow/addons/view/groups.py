@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from astraflow.addons.view.log_tail import LogEntry, Position
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.dataflow.core.commands import EpisodeFacts, RecordResult
-from astraflow.dataflow.journal.log_reader import LogEntry, Position
 from astraflow.dataflow.journal.records import decode_commands, decode_records
 from astraflow.errors import JournalError
 from astraflow.types import Failure

@@ -24,11 +24,11 @@ from pathlib import Path
 from astraflow.addons.view.advantages import Advantages
 from astraflow.addons.view.booking import Booker
 from astraflow.addons.view.groups import OpenGroups
+from astraflow.addons.view.log_tail import LogEntry, LogGap, LogTail, Position, entry_at
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import INDEX_VERSION, create, open_to_fill, open_to_read
 from astraflow.addons.view.tables_copy import TablesCopy
 from astraflow.dataflow.journal.journal_db import DATABASE
-from astraflow.dataflow.journal.log_reader import LogEntry, LogGap, LogTail, Position, entry_at
 from astraflow.dataflow.journal.reader import JournalTables
 from astraflow.dataflow.journal.records import decode_plan, decode_records
 from astraflow.dataflow.journal.segments import PLAN, RECORDS

@@ -3,6 +3,7 @@
 Names in URLs are looked up here, so a path never comes from a request.
 """
 
+import itertools
 import os
 import re
 import threading
@@ -98,16 +99,16 @@ class ViewedRuns:
     def _look(self) -> None:
         """Adds the runs and sweeps that are new."""
         sweep_of = dict.fromkeys(self._remotes, "")
-        for root in self._roots:
-            for path in [root] if _is_run(root) or _is_sweep(root) else _folders_in(root):
-                if _is_run(path):
-                    sweep_of.setdefault(path, "")
-                elif _is_sweep(path):
-                    if path not in self._sweeps:
-                        names = {sweep.name for sweep in self._sweeps.values()}
-                        self._sweeps[path] = ViewedSweep(_free_name(path.name, names), path)
-                    for member in filter(_is_run, _folders_in(path)):
-                        sweep_of.setdefault(member, self._sweeps[path].name)
+        lists = [[root] if _is_run(root) or _is_sweep(root) else _folders_in(root) for root in self._roots]
+        for path in itertools.chain.from_iterable(lists):
+            if _is_run(path):
+                sweep_of.setdefault(path, "")
+            elif _is_sweep(path):
+                if path not in self._sweeps:
+                    names = {sweep.name for sweep in self._sweeps.values()}
+                    self._sweeps[path] = ViewedSweep(_free_name(path.name, names), path)
+                for member in filter(_is_run, _folders_in(path)):
+                    sweep_of.setdefault(member, self._sweeps[path].name)
         new = [path for path in sweep_of if path not in self._runs]
         if len(self._runs) + len(new) > _MAX_RUNS:  # folders that can't be read must not crowd out others
             new.sort(key=_is_unreadable)

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from astraflow import wire
 from astraflow.addons.view.groups import results_in
+from astraflow.addons.view.log_tail import entry_at
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.log_reader import entry_at
 from astraflow.dataflow.journal.reader import JournalTables
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from astraflow.addons.view.log_tail import LogEntry, LogTail
 from astraflow.addons.view.traces import Span, TraceMaker
-from astraflow.dataflow.journal.log_reader import LogEntry, LogTail
 from astraflow.dataflow.journal.records import decode_records
 from astraflow.dataflow.journal.segments import RECORDS
 from astraflow.errors import Error, JournalError

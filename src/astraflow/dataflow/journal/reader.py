@@ -24,7 +24,6 @@ from astraflow.dataflow.journal.journal_db import (
     TranscriptRow,
     make_tables,
 )
-from astraflow.dataflow.journal.log_reader import LogReader
 from astraflow.dataflow.journal.records import (
     PlanEntry,
     Record,
@@ -33,7 +32,7 @@ from astraflow.dataflow.journal.records import (
     decode_records,
     events_of,
 )
-from astraflow.dataflow.journal.segments import PLAN, RECORDS, SegmentReader, segment_numbers
+from astraflow.dataflow.journal.segments import PLAN, RECORDS, LogReader, SegmentReader, segment_numbers
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, EvalRecord, Message, StepRecord
 

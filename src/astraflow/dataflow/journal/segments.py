@@ -40,13 +40,11 @@ __all__ = [
     "SEGMENT_HEADER",
     "SEGMENT_MAGIC",
     "SEGMENT_SCHEMA",
+    "LogReader",
     "PendingWrite",
     "SegmentReader",
     "SegmentScan",
     "SegmentStore",
-    "as_journal_error",
-    "damage_at",
-    "missing_segment",
     "open_segment",
     "segment_numbers",
     "segment_path",
@@ -83,11 +81,8 @@ _WINDOW_BYTES = 64 * 1024
 _SEARCH_BYTES = 4 * 1024 * 1024
 """Bytes that are read at once in search of intact records after damage."""
 _LIST_OF_RECORDS = re.compile(rb"(?:[\x90-\x9f]|\xdc..|\xdd....)\x95", re.DOTALL)
-"""How a list of records begins in msgpack: a list whose first item is a list of five items.
-
-Most bytes that look like the head of an entry are followed by something else. This check rejects them without
-a checksum over megabytes.
-"""
+"""How a list of records begins in msgpack: a list whose first item is a list of five items. Other bytes that
+look like the head of an entry are rejected by this, without a checksum over megabytes."""
 _PEEK_BYTES = 6
 
 
@@ -123,9 +118,14 @@ class SegmentReader:
         payloads: dict[int, memoryview] = {}
         run: list[int] = []
         for idx in order:
-            if run and not _are_near(refs[run[0]], refs[run[-1]], refs[idx]):
-                self._read_run(refs, run, payloads)
-                run = []
+            if run:
+                first = refs[run[0]]
+                last = refs[run[-1]]
+                gap = refs[idx].offset - last.offset - last.length
+                size = refs[idx].offset + refs[idx].length - first.offset
+                if refs[idx].segment != first.segment or gap > _GAP_BYTES or size > _RUN_BYTES:
+                    self._read_run(refs, run, payloads)
+                    run = []
             run.append(idx)
         if run:
             self._read_run(refs, run, payloads)
@@ -289,13 +289,6 @@ class SegmentStore:
             os.close(folder)
 
 
-def _are_near(first: PayloadRef, last: PayloadRef, other: PayloadRef) -> bool:
-    """Whether `other` can be read together with the run from `first` to `last`."""
-    gap = other.offset - last.offset - last.length
-    size = other.offset + other.length - first.offset
-    return other.segment == first.segment and gap <= _GAP_BYTES and size <= _RUN_BYTES
-
-
 def _make_head(kind: int, data: bytes | memoryview) -> tuple[int, int, int]:
     """Length, kind and checksum of an entry. The checksum covers the kind too."""
     return len(data), kind, xxhash.xxh3_64_intdigest(data, kind)
@@ -356,30 +349,88 @@ def verify_segments(folder: Path, first: int) -> tuple[int, int]:
         for number in range(first, numbers[-1]):
             path = segment_path(folder, number)
             if number not in numbers:
-                raise missing_segment(path)
+                raise JournalError(f"{path} is missing; restore the file from a copy")
             end = _find_whole_end(path, number)
             if end == 0 or end != path.stat().st_size:
-                raise damage_at(path, end)
+                raise _damage_at(path, end)
         return numbers[-1], max(
             SEGMENT_HEADER.size, _find_whole_end(segment_path(folder, numbers[-1]), numbers[-1])
         )
     except OSError as err:
-        raise as_journal_error(folder, err) from err
+        raise _as_journal_error(folder, err) from err
 
 
-def missing_segment(path: Path) -> JournalError:
-    """The error for a segment that should be there."""
-    return JournalError(f"{path} is missing; restore the file from a copy")
-
-
-def damage_at(path: Path, offset: int) -> JournalError:
-    """The error for an entry that isn't intact."""
+def _damage_at(path: Path, offset: int) -> JournalError:
     return JournalError(f"{path}: the entry at {offset} is damaged; restore the file from a copy")
 
 
-def as_journal_error(folder: Path, error: OSError) -> JournalError:
+def _as_journal_error(folder: Path, error: OSError) -> JournalError:
     """The error for segments that cannot be read. A JournalError, which is an OSError, stays as it is."""
     return error if isinstance(error, JournalError) else JournalError(f"{folder}: cannot be read: {error}")
+
+
+class LogReader:
+    """Reads the records and plans in the segments from a number on, as they are when it is opened.
+
+    Payloads are skipped unread. The segments stay open, so compaction may delete them meanwhile.
+    """
+
+    def __init__(self, folder: Path, first: int) -> None:
+        """Raises: JournalError if a segment is missing, or cannot be opened."""
+        self._files: dict[int, BinaryIO] = {}
+        self._sizes: dict[int, int] = {}
+        self._entries: list[tuple[int, int, int, int]] = []
+        """(kind, segment, offset, length) of each entry that was found so far."""
+        self._folder = folder
+        self._found = self._find_entries()
+        self._error: JournalError | None = None
+        numbers = [number for number in segment_numbers(folder) if number >= first]
+        try:
+            for number in range(first, max(numbers, default=-1) + 1):
+                if number not in numbers:
+                    path = segment_path(folder, number)
+                    raise JournalError(f"{path} is missing; restore the file from a copy")
+                file = open_segment(segment_path(folder, number))
+                self._files[number] = file
+                self._sizes[number] = os.fstat(file.fileno()).st_size
+        except OSError as err:
+            self.close()
+            raise _as_journal_error(folder, err) from err
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._files.values():
+            file.close()
+
+    def entries(self, kind: int) -> Iterator[bytes]:
+        """The entries of one kind, in order. Raises: JournalError if the log is damaged."""
+        for idx in itertools.count():
+            if idx == len(self._entries) and not self._find_next():
+                return
+            entry_kind, segment, offset, length = self._entries[idx]
+            if entry_kind == kind:
+                yield os.pread(self._files[segment].fileno(), length, offset)
+
+    def _find_next(self) -> bool:
+        """Adds the next entry to `_entries`, for all callers of `entries`. Returns whether there is one."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._found, False)
+        except OSError as err:
+            self._error = _as_journal_error(self._folder, err)
+            raise self._error from err
+
+    def _find_entries(self) -> Iterator[bool]:
+        for number, file in self._files.items():
+            path = segment_path(self._folder, number)
+            scan = SegmentScan(path, file, number, size=self._sizes[number], skips_payloads=True)
+            for kind, data in scan.synced_entries():
+                if kind != PAYLOAD:
+                    self._entries.append((kind, number, scan.end - len(data), len(data)))
+                    yield True
+            if number + 1 in self._files and scan.end != max(self._sizes[number], SEGMENT_HEADER.size):
+                raise _damage_at(path, scan.end)
 
 
 def segment_numbers(folder: Path) -> list[int]:
@@ -418,10 +469,7 @@ def _find_whole_end(path: Path, segment: int) -> int:
 
 
 class SegmentScan:
-    """Goes through the entries of a segment, from any of them on.
-
-    Example: `for kind, data in SegmentScan(path, file, 3).entries()`.
-    """
+    """Goes through the entries of a segment, from any of them on."""
 
     def __init__(
         self,
@@ -462,11 +510,8 @@ class SegmentScan:
             yield kind, data
 
     def synced_entries(self) -> Iterator[tuple[int, bytes]]:
-        """The same up to the end of the last flush.
-
-        Raises: JournalError also if the bytes after the last intact entry were once intact too. They are then
-        damaged, not torn by a crash.
-        """
+        """The same. Raises: JournalError also if the bytes after the last intact entry were once intact too,
+        so that they are damaged, not torn by a crash."""
         last_records = b""
         for kind, data in self.entries():
             if kind == RECORDS:

@@ -252,9 +252,8 @@ class DataflowService:
             if self._dispatcher.round_deadline_s() <= now_s:
                 rounds = core.eval_deadlines()
                 earliest_s = min((deadline_s for _, deadline_s in rounds), default=math.inf)
-                for round_id, deadline_s in rounds:
-                    if deadline_s <= earliest_s:
-                        self._dispatcher.apply(ExpireEval(round_id=round_id))
+                for round_id in [round_id for round_id, deadline_s in rounds if deadline_s <= earliest_s]:
+                    self._dispatcher.apply(ExpireEval(round_id=round_id))
         except JournalError as err:
             _log.warning("overdue leases and services cannot expire now: %s", err)
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.log_reader import LogReader
 from astraflow.dataflow.journal.records import Record, encode_records
-from astraflow.dataflow.journal.segments import RECORDS, SegmentReader, SegmentStore
+from astraflow.dataflow.journal.segments import RECORDS, LogReader, SegmentReader, SegmentStore
 from astraflow.errors import JournalError
 
 

@@ -2,7 +2,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from astraflow.dataflow.journal.log_reader import LogEntry, LogGap, LogTail, entry_at
+from astraflow.addons.view.log_tail import LogEntry, LogGap, LogTail, entry_at
 from astraflow.dataflow.journal.records import decode_records
 from astraflow.dataflow.journal.segments import ENTRY_HEAD, RECORDS
 from drivers.view_runs import RunWriter
