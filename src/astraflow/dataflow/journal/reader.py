@@ -58,21 +58,18 @@ class JournalTables:
         self._segments = SegmentReader(folder / "segments")
         try:
             self.database = _open_read_only(folder)
-            try:
-                self._check_schema()
-            except BaseException:
-                self.database.close()
-                raise
         except UNREADABLE as err:
             raise JournalError(f"{self.path} cannot be read: {err}") from err
-
-    def _check_schema(self) -> None:
-        schema = self.meta("schema")
-        if schema != str(JOURNAL_SCHEMA):
-            raise JournalError(
-                f"{self.path} has schema {schema or 'none'}; this version reads {JOURNAL_SCHEMA}. Use the "
-                "version that made it"
-            )
+        try:
+            schema = self.meta("schema")
+            if schema != str(JOURNAL_SCHEMA):
+                raise JournalError(
+                    f"{self.path} has schema {schema or 'none'}; this version reads {JOURNAL_SCHEMA}. Use "
+                    "the version that made it"
+                )
+        except BaseException:
+            self.database.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -153,9 +150,6 @@ class JournalReader(JournalTables):
             # All queries see the moment of the first one.
             self.database.execute("BEGIN")
             self.compacted = self._read_compacted()
-        except UNREADABLE as err:
-            self.database.close()
-            raise JournalError(f"{self.path} cannot be read: {err}") from err
         except BaseException:
             self.database.close()
             raise

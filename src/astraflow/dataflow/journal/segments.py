@@ -231,10 +231,6 @@ class SegmentStore:
             if idx + 1 == len(writes) or writes[idx + 1].segment != write.segment:
                 os.fdatasync(self._file)
 
-    def read(self, ref: PayloadRef) -> bytes:
-        """A written payload. Raises: JournalError."""
-        return self._reader.read(ref)
-
     def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
         """Written payloads in the order of `refs`. Raises: JournalError."""
         return self._reader.read_all(refs)
@@ -352,16 +348,12 @@ def verify_segments(folder: Path, first: int) -> tuple[int, int]:
                 raise JournalError(f"{path} is missing; restore the file from a copy")
             end = _find_whole_end(path, number)
             if end == 0 or end != path.stat().st_size:
-                raise _damage_at(path, end)
+                raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")
         return numbers[-1], max(
             SEGMENT_HEADER.size, _find_whole_end(segment_path(folder, numbers[-1]), numbers[-1])
         )
     except OSError as err:
         raise _as_journal_error(folder, err) from err
-
-
-def _damage_at(path: Path, offset: int) -> JournalError:
-    return JournalError(f"{path}: the entry at {offset} is damaged; restore the file from a copy")
 
 
 def _as_journal_error(folder: Path, error: OSError) -> JournalError:
@@ -430,7 +422,9 @@ class LogReader:
                     self._entries.append((kind, number, scan.end - len(data), len(data)))
                     yield True
             if number + 1 in self._files and scan.end != max(self._sizes[number], SEGMENT_HEADER.size):
-                raise _damage_at(path, scan.end)
+                raise JournalError(
+                    f"{path}: the entry at {scan.end} is damaged; restore the file from a copy"
+                )
 
 
 def segment_numbers(folder: Path) -> list[int]:

@@ -92,17 +92,15 @@ class LongPolls:
                     return result
                 with self.waits.entry(wait), queue.waiter(worker_id, kind(), look, number=number) as waiter:
                     hang_up.watch(partial(queue.remove, waiter))
-                    await wait_until(waiter.event, min(deadline_s, self._next_chance_s(worker_id)))
+                    # The service may have to check for leases again even if nothing changed.
+                    now_s = self._dispatcher.clock()
+                    chance_s = self._dispatcher.core.next_chance_s(worker_id, now_s) - now_s
+                    again_s = self._dispatcher.loop.time() + chance_s + _CHANCE_SLACK_S
+                    await wait_until(waiter.event, min(deadline_s, again_s))
                 if waiter.is_served:
                     return waiter.result()
                 if self._dispatcher.loop.time() >= deadline_s or hang_up.is_gone:
                     return None
-
-    def _next_chance_s(self, worker_id: str) -> float:
-        """When the service should check for leases again even if nothing changed, on the loop's clock."""
-        now_s = self._dispatcher.clock()
-        chance_s = self._dispatcher.core.next_chance_s(worker_id, now_s)
-        return self._dispatcher.loop.time() + chance_s - now_s + _CHANCE_SLACK_S
 
     def _deadline_s(self, wait_s: float) -> float:
         """When a poll ends, on the loop's clock. An invalid length counts as the maximum."""
