@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from astraflow.addons.pool.pool_sizer import PoolSizer
-from astraflow.addons.view.status_lines import advice_text
+from astraflow.addons.view.screen import advice_text
 from astraflow.addons.watch.rules import RULES
 from astraflow.config import parse_config
 from astraflow.dataflow.core.commands import StopRun

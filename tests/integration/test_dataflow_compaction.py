@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.view.transcripts import load_transcripts
+from astraflow.addons.view.sample_episodes import load_transcripts
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.journal.reader import JournalReader

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from astraflow import wire
-from astraflow.addons.view.status import run_status, show_status
+from astraflow.addons.view.status import run_status
+from astraflow.addons.view.top import show_status
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import RefusedError, WireError

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from astraflow.addons.view.transcripts import load_transcripts
+from astraflow.addons.view.sample_episodes import load_transcripts
 from astraflow.dataflow.audit import audit
 from astraflow.types import PushTasks, Task
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, running

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from astraflow import wire
-from astraflow.addons.view.transcripts import load_transcripts
+from astraflow.addons.view.sample_episodes import load_transcripts
 from astraflow.algorithms.filters import TruncatedFilter
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient

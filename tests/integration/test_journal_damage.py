@@ -46,7 +46,7 @@ def content_of(folder: Path) -> dict[str, Any]:
             "steps": reader.steps(),
             "evals": reader.evals(),
             "telemetry": reader.telemetry(),
-            "samples": [row for kind in ("eval", "train") for row in reader.transcripts(kind)],
+            "samples": [row for kind in ("eval", "train") for row in reader.transcripts("kind = ?", kind)],
             "audit_state": reader.audit_state_parts(),
             "payloads": list(reader.payloads()),
         }

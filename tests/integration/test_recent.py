@@ -1,10 +1,12 @@
 """What `astraflow status` shows of a live run from another terminal: its time, rewards and rates."""
 
+import io
 from pathlib import Path
 
-from astraflow.addons.view.recent import recent_of
-from astraflow.addons.view.status import RunStatus
-from astraflow.addons.view.status_lines import status_lines
+from rich.console import Console
+
+from astraflow.addons.view.status import RunStatus, recent_of
+from astraflow.addons.view.top import state_text
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 
@@ -29,7 +31,11 @@ async def test_a_viewer_that_comes_late_sees_time_reward_and_rate(tmp_path: Path
         steps=recent.steps,
         evals=recent.evals,
     )
-    head, actor, *_ = status_lines(shown.overview(), status)
-    assert "running  1:15  runs/n" in head
-    assert actor.startswith("actor step 3/9: reward 0.500")
-    assert "committed 0 tok/s" not in actor
+    file = io.StringIO()
+    Console(width=180, file=file).print(state_text(shown))
+    lines = file.getvalue().splitlines()
+    assert "running  1:15  runs/n" in lines[0]
+    policies = next(idx for idx, line in enumerate(lines) if line.startswith("policy"))
+    columns = dict(zip(lines[policies].split()[:3], lines[policies + 1].split(), strict=False))
+    assert columns == {"policy": "actor", "step": "3/9", "reward": "0.500"}
+    assert " 0 tok/s" not in lines[policies + 1]

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from astraflow.addons.view.status import run_status, show_status
+from astraflow.addons.view.status import run_status
+from astraflow.addons.view.top import show_status
 from astraflow.errors import ConfigError, UnavailableError
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.types.alarm import Alarm

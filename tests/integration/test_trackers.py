@@ -59,7 +59,7 @@ def test_one_that_cannot_be_opened_is_said_and_the_others_work(tmp_path: Path) -
     tracked.close()
     assert steps_of(tracked, NOTEBOOK) == [1]
     assert (
-        "drivers.tracker_examples-Failing ended with code 1: PermissionError: the key is not valid"
+        "drivers.tracker_examples-Failing ended with exit code 1: PermissionError: the key is not valid"
         in tracked.notes[0]
     )
     assert "the run continues" in tracked.notes[0]
@@ -124,7 +124,7 @@ def test_one_that_dies_gets_its_rows_again(tmp_path: Path) -> None:
     wait_for(lambda: steps_of(tracked, key_of("Dying")))
     tracked.close()
     assert steps_of(tracked, key_of("Dying")) == [1]
-    assert "ended with code 11" in tracked.notes[0]
+    assert "ended with exit code 11" in tracked.notes[0]
 
 
 def test_one_that_asks_a_question_gets_no_answer(tmp_path: Path) -> None:

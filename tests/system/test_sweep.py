@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.view.sweeps import ComparedRuns, Results, ShownSweep, sweep_page
+from astraflow.addons.view.sweeps import ComparedRuns, Results, ViewedSweep, sweep_page
 from drivers.system_driver import Place, Runs, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -76,7 +76,7 @@ def check_comparison(group: Path, picture: Path) -> None:
     assert "| lr=0.001 | 2 |" in compared.stdout
     assert "- actor on heldout: lr=0.001 is " in compared.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
-    page = sweep_page(ShownSweep("group", group), Results(), {})["compared"]
+    page = sweep_page(ViewedSweep("group", group), Results(), {})["compared"]
     assert isinstance(page, ComparedRuns)
     assert page.comparison is not None
     assert page.comparison.verdict.figure == "actor on heldout"

@@ -20,7 +20,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -44,6 +43,7 @@ from astraflow.processes.rank_process import identity, join_ranks
 from astraflow.processes.visible_gpus import gpu_variables
 from astraflow.protocols import MACHINE_LOST, Learner, SampleRulesProvider, StepResult, Write
 from astraflow.service.memory import MemoryRecord
+from astraflow.service.restarts import end_text
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
@@ -373,14 +373,8 @@ def _closed() -> Error:
 def _describe_end(rank: Rank, memory: MemoryRecord) -> str:
     code = cast("int", rank.process.poll())
     if code == MACHINE_LOST:
-        how = "was lost with its machine"
-    elif code == -signal.SIGKILL:
-        how = f"was {memory.cause(0.0, 0, 'lower train.token_budget, or use fewer services')}"
-    elif code < 0:
-        how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
-    else:
-        how = f"ended with exit code {code}"
-    return f"({rank.place}) {how}"
+        return f"({rank.place}) was lost with its machine"
+    return f"({rank.place}) {end_text(code, memory, 'lower train.token_budget, or use fewer services')}"
 
 
 class RankedLink:

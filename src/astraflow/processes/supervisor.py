@@ -20,8 +20,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import signal
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -30,8 +28,9 @@ from astraflow.processes.launcher import CheckedHandle, start_process
 from astraflow.processes.service_state import TROUBLE_AFTER_S, ServiceState
 from astraflow.protocols import MACHINE_LOST, Launcher, ProcessLife, ProcessSpec
 from astraflow.service.memory import MemoryRecord
+from astraflow.service.restarts import SIGKILL_CODES, Backoff, code_text, last_lines
 
-__all__ = ["USER_ERROR_CODE", "Backoff", "Supervisor"]
+__all__ = ["USER_ERROR_CODE", "Supervisor"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +39,6 @@ USER_ERROR_CODE = 2
 
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
-_SIGKILL_CODES = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""Exit codes of a process that SIGKILL ended. A shell or a container reports the second."""
 _KILLED = (
     "killed by signal 9 (SIGKILL), which AstraFlow didn't send, perhaps because its machine ran out of memory"
 )
@@ -49,28 +46,6 @@ _LOST = "its machine was lost"
 _LATE_NEWS_S = 5.0
 """A process may end this long before the supervisor's owner learns that the work was done. The owner asks the
 dataflow twice per second, and the answer may take a while."""
-
-
-class Backoff:
-    """Delays between restarts. The first is `first_s`. Each further one is twice as long, up to `longest_s`.
-    At most `limit` crashes in a row are followed by a restart."""
-
-    def __init__(self, *, limit: int, first_s: float = 0.5, longest_s: float = 15.0) -> None:
-        self._limit = limit
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self.num_crashes = 0
-
-    def next_delay_s(self) -> float | None:
-        """Counts a crash. Returns: seconds until the next start; None after too many crashes in a row."""
-        self.num_crashes += 1
-        if self.num_crashes > self._limit:
-            return None
-        return min(self._first_s * 2.0 ** (self.num_crashes - 1), self._longest_s)
-
-    def reset(self) -> None:
-        """Forgets earlier crashes, because the process works again."""
-        self.num_crashes = 0
 
 
 class Supervisor:
@@ -371,8 +346,8 @@ class Supervisor:
             return killed_because
         if code == MACHINE_LOST:
             return _LOST
-        if code not in _SIGKILL_CODES:
-            return _last_lines(spec, 1).strip() if code > 0 else ""
+        if code not in SIGKILL_CODES:
+            return last_lines(spec.log_path, 1).strip() if code > 0 else ""
         now_s = asyncio.get_running_loop().time()
         line = self._memory.cause(now_s, used_bytes, spec.memory_advice) if used_bytes else _KILLED
         with contextlib.suppress(OSError), spec.log_path.open("a", encoding="utf-8") as log:
@@ -382,12 +357,11 @@ class Supervisor:
     def _obituary(self, spec: ProcessSpec, code: int, line: str) -> str:
         """Why a process isn't restarted. The first line says all that matters; below it is the log's end."""
         num_crashes = self._backoffs[spec.name].num_crashes
-        how = _signal_name(-code) if code < 0 else f"exit code {code}"
         said = f": {line}" if line else ""
-        tail = _last_lines(spec, _TAIL_LINES)
+        tail = last_lines(spec.log_path, _TAIL_LINES)
         return (
-            f"{spec.name} failed for good ({how}, {num_crashes} in a row){said}; its log is {spec.log_path} "
-            f"and ends with:\n{tail}"
+            f"{spec.name} failed for good ({code_text(code)}, {num_crashes} in a row){said}; "
+            f"its log is {spec.log_path} and ends with:\n{tail}"
         )
 
     def _set(self, name: str, **changes: object) -> None:
@@ -397,20 +371,3 @@ class Supervisor:
         )
         self._states[name] = replace(unknown, **changes)  # pyright: ignore[reportArgumentType] # names checked by dataclass
         self._on_change()
-
-
-def _signal_name(number: int) -> str:
-    """A signal's number and name, e.g. `signal 9, SIGKILL`."""
-    try:
-        return f"signal {number}, {signal.Signals(number).name}"
-    except ValueError:
-        return f"signal {number}"
-
-
-def _last_lines(spec: ProcessSpec, num_lines: int) -> str:
-    try:
-        with spec.log_path.open(encoding="utf-8", errors="replace") as file:
-            lines = deque(file, maxlen=num_lines)
-    except OSError:
-        return "  (no log)"
-    return "".join(f"  {line}" for line in lines).rstrip("\n")

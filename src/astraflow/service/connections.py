@@ -140,8 +140,11 @@ class Connections:
         is_local = not address or address == "::1" or address.startswith("127.")
         if not is_local and len(own) >= limits.num_per_address and not self._evict(own):
             return False
-        if self._num >= limits.num and not self._make_room():
-            return False
+        if self._num >= limits.num:
+            # Among the addresses that have idle connections, the one with the most connections loses some.
+            by_number = sorted(self._by_address.values(), key=len, reverse=True)
+            if not any(map(self._evict, by_number)):
+                return False
         self._by_address.setdefault(address, {})[newcomer] = None
         self._num += 1
         return True
@@ -154,12 +157,6 @@ class Connections:
             self._num -= 1
         if not own:
             self._by_address.pop(connection.address, None)
-
-    def _make_room(self) -> bool:
-        """Closes idle connections of one address: among the addresses that have idle ones, the one with the
-        most connections."""
-        by_number = sorted(self._by_address.values(), key=len, reverse=True)
-        return any(self._evict(connections) for connections in by_number)
 
     def _evict(self, connections: "dict[GuardedConnection, None]") -> bool:
         idle = [connection for connection in connections if not connection.is_answering]

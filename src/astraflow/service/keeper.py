@@ -130,9 +130,9 @@ class _Keeper:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(-1, signal.SIGKILL)
             left = _descendants()
-            for found in left:
+            for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(found, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
             if threading.current_thread() is threading.main_thread():
                 # In the other thread, reaping would take the program's exit status away from `wait`.
                 with contextlib.suppress(ChildProcessError):
@@ -150,12 +150,12 @@ def _descendants() -> list[int]:
         for name in os.listdir("/proc"):
             if name.isdigit() and (parent := _living_parent(name)):
                 parents[int(name)] = parent
-    found = set[int]()
+    descendants = set[int]()
     news = {os.getpid()}
     while news:
-        news = {pid for pid, parent in parents.items() if parent in news} - found
-        found |= news
-    return list(found)
+        news = {pid for pid, parent in parents.items() if parent in news} - descendants
+        descendants |= news
+    return list(descendants)
 
 
 def _living_parent(pid: str) -> int:

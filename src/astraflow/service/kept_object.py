@@ -21,6 +21,7 @@ from typing import Any
 
 from astraflow.service.frames import Frame, pack, receive_frame, receive_now
 from astraflow.service.kept_process import KeptProcess
+from astraflow.service.restarts import end_text
 
 __all__ = ["InvalidAnswerError", "KeptObject", "ObjectLostError", "main"]
 
@@ -83,7 +84,7 @@ class KeptObject:
                 async with asyncio.timeout(_LAST_MOMENT_S):
                     await self._process.ended.wait()
             code = self._process.code
-            how = "closed its socket" if code is None else f"ended with exit code {code}"
+            how = "closed its socket" if code is None else end_text(code)
             raise ObjectLostError(how) from err
         except ValueError as err:
             raise InvalidAnswerError(f"sent an invalid answer: {err}") from err

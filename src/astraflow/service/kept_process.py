@@ -273,6 +273,6 @@ class OutputLines:
             os.close(fd)
 
     def _keep(self, line: str) -> None:
-        shown = "".join(char if char.isprintable() else " " for char in line[: self._max_chars])
-        self.last.append(shown)
-        self._log(shown)
+        printable = "".join(char if char.isprintable() else " " for char in line[: self._max_chars])
+        self.last.append(printable)
+        self._log(printable)

@@ -81,7 +81,12 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
     parent_fd = _checked_pipe(PARENT_FD_VARIABLE)
     life_fd = _checked_pipe(LIFE_FD_VARIABLE)
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    loop_factory = asyncio.new_event_loop
+    if sys.platform != "win32":
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             return runner.run(_run_guarded(main, name, parent_fd, life_fd))
         except Error as err:
@@ -169,14 +174,6 @@ def _show_life(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         loop.call_later(LIFE_SIGN_EVERY_S, show)
 
     loop.call_soon(show)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    if sys.platform == "win32":
-        return asyncio.new_event_loop
-    import uvloop
-
-    return uvloop.new_event_loop
 
 
 def settle_memory() -> None:

@@ -9,7 +9,6 @@ these.
 
 import contextlib
 import ipaddress
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -65,7 +64,11 @@ class WebGuard:
             if name == b"host":
                 host = value
                 if value not in self._known_hosts and not self._accepts_host(value):
-                    return _unknown_host(value)
+                    return ErrorReply(
+                        code="unknown_host",
+                        message=f"{value.decode('latin-1')!r} is not a name of this service; call it by its "
+                        "address, or list the name in dataflow.web.host_names",
+                    )
             elif name == b"origin":
                 origin = value
             elif name == b"sec-fetch-site":
@@ -76,32 +79,26 @@ class WebGuard:
         own = f"{scope['scheme']}://{host.decode('latin-1')}".lower()
         if given in {own, *self.rules.origins}:
             return None
-        return _foreign_origin(repr(given) if origin is not None else "another site")
+        page = repr(given) if origin is not None else "another site"
+        return ErrorReply(
+            code="foreign_origin",
+            message=f"a web page of {page} may not call this service; to allow it, list its origin in "
+            "dataflow.web.origins",
+        )
 
     def _accepts_host(self, host: bytes) -> bool:
         """Checks whether a `Host` is accepted. Addresses always are, because only names can be rebound."""
         if self.rules.needs_token:
             return True
-        is_known = _host_name(host) in {"localhost", *_lower(self.rules.host_names)} or _is_address(host)
+        name = _host_name(host)
+        is_known = name == "localhost" or name in {own.lower().rstrip(".") for own in self.rules.host_names}
+        if not is_known:
+            with contextlib.suppress(ValueError):
+                ipaddress.ip_address(name)
+                is_known = True
         if is_known and len(self._known_hosts) < _MAX_KNOWN:
             self._known_hosts.add(host)
         return is_known
-
-
-def _unknown_host(host: bytes) -> ErrorReply:
-    return ErrorReply(
-        code="unknown_host",
-        message=f"{host.decode('latin-1')!r} is not a name of this service; call it by its address, or list "
-        "the name in dataflow.web.host_names",
-    )
-
-
-def _foreign_origin(page: str) -> ErrorReply:
-    return ErrorReply(
-        code="foreign_origin",
-        message=f"a web page of {page} may not call this service; to allow it, list its origin in "
-        "dataflow.web.origins",
-    )
 
 
 def _host_name(host: bytes) -> str:
@@ -110,15 +107,3 @@ def _host_name(host: bytes) -> str:
         return (urlsplit(f"//{host.decode('ascii')}").hostname or "").rstrip(".")
     except (UnicodeDecodeError, ValueError):
         return ""
-
-
-def _is_address(host: bytes) -> bool:
-    try:
-        ipaddress.ip_address(_host_name(host))
-    except ValueError:
-        return False
-    return True
-
-
-def _lower(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name.lower().rstrip(".") for name in names)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import ServiceError
-from astraflow.processes.supervisor import USER_ERROR_CODE, Backoff, Supervisor
+from astraflow.processes.supervisor import USER_ERROR_CODE, Supervisor
 from astraflow.protocols import MACHINE_LOST, ProcessLife, ProcessSpec
 from astraflow.service.memory import MemoryReading, MemoryRecord
 from drivers.launcher_fakes import FakeLauncher, FakeProcess
@@ -153,7 +153,7 @@ async def test_giving_up_on_a_killed_process_names_the_signal_and_the_likely_cau
         await supervisor.run()
     first_line = str(caught.value).partition("\n")[0]
     assert first_line.startswith(
-        "worker failed for good (signal 9, SIGKILL, 1 in a row): killed by signal 9 (SIGKILL), "
+        "worker failed for good (signal 9 (SIGKILL), 1 in a row): killed by signal 9 (SIGKILL), "
         "which AstraFlow didn't send, perhaps"
     )
     assert str(spec.log_path) in first_line
@@ -178,7 +178,7 @@ async def test_a_kill_by_the_kernel_is_named_with_the_memory_and_what_to_lower(t
     with pytest.raises(ServiceError) as caught:
         await running
     cause = "killed by the kernel for lack of memory; it used 7.0 GB; lower rollout.services"
-    assert f"(signal 9, SIGKILL, 1 in a row): {cause}; its log" in str(caught.value)
+    assert f"(signal 9 (SIGKILL), 1 in a row): {cause}; its log" in str(caught.value)
     assert spec.log_path.read_text() == f"--- worker was {cause}\n"
 
 
@@ -241,18 +241,6 @@ async def test_stopping_during_a_backoff_starts_nothing_more(tmp_path: Path) -> 
         await crashed.wait()
         await supervisor.stop()
     assert launcher.started == ["worker"]
-
-
-def test_delays_double_up_to_the_longest_and_end_at_the_limit() -> None:
-    backoff = Backoff(limit=4, first_s=1.0, longest_s=5.0)
-    assert [backoff.next_delay_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, None]
-
-
-def test_progress_forgets_earlier_crashes() -> None:
-    backoff = Backoff(limit=1, first_s=1.0)
-    assert backoff.next_delay_s() == 1.0
-    backoff.reset()
-    assert backoff.next_delay_s() == 1.0
 
 
 async def test_a_lost_machine_is_no_crash_however_often_it_happens(tmp_path: Path) -> None:

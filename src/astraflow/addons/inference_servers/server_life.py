@@ -36,6 +36,7 @@ from astraflow.errors import (
     ServiceError,
     UnavailableError,
 )
+from astraflow.service.restarts import Backoff
 
 __all__ = ["ServerLife", "ServingState"]
 
@@ -96,8 +97,9 @@ class ServerLife:
         self._http: ServerHttp | None = None
         self._process: EngineServerProcess | None = None
         self._distrusted = asyncio.Event()
-        self._num_crashes = 0
-        """Number of times that the server ended since a completion was last finished."""
+        self._backoff = Backoff(limit=_MAX_CRASHES - 1)
+        """Counts how often the server ended since a completion was last finished. A start takes so long that
+        no further delay is needed."""
         self._earlier = Gauges()
         """What earlier starts of the server counted."""
         self._gauges = Gauges()
@@ -145,7 +147,7 @@ class ServerLife:
 
     def note_work(self) -> None:
         """Notes that a completion was finished, which resets the count of crashes."""
-        self._num_crashes = 0
+        self._backoff.reset()
 
     def distrust(self) -> None:
         """Notes that the server's weights are unknown, so that it is restarted or gets its weights again."""
@@ -171,8 +173,7 @@ class ServerLife:
         try:
             while True:
                 problem = await self._one_life()
-                self._num_crashes += 1
-                if self._num_crashes >= _MAX_CRASHES:
+                if self._backoff.next_delay_s() is None:
                     raise ServiceError(f"{problem}\n{self.name} ended {_MAX_CRASHES} times in a row")
                 _log.warning("%s\n%s starts again", problem, self.name)
         except Error as err:

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from astraflow.service.keeper import KEEP
 from astraflow.service.kept_process import Care, KeptProcess, OutputLines
 from astraflow.service.loopback import proxy_exemptions
 from astraflow.service.memory import MemoryRecord
+from astraflow.service.restarts import end_text
 from astraflow.user_input.interpreters import ask_program, last_line
 
 __all__ = ["EngineServerProcess", "check_python", "server_environment", "server_program"]
@@ -131,11 +131,8 @@ class EngineServerProcess:
     def end(self) -> str:
         """A description of how the server ended."""
         code = self._process.code
-        if code is None:
-            return "runs"
-        if code == -signal.SIGKILL:
-            return f"was {self._memory.cause(0.0, 0, 'use fewer services, or a smaller model')}"
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        advice = "use fewer services, or a smaller model"
+        return "runs" if code is None else end_text(code, self._memory, advice)
 
     def tail(self) -> str:
         """Returns the server's last error, if it printed one, and its last lines of output."""

@@ -13,7 +13,6 @@ import fcntl
 import logging
 import os
 import signal
-import sqlite3
 import sys
 import threading
 from pathlib import Path
@@ -21,10 +20,8 @@ from typing import Any
 
 from astraflow.addons.trackers.row_feed import RowFeed
 from astraflow.config import Use, load_attr
-from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.journal_db import DATABASE, UNREADABLE
-from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.journal.segments import SegmentReader
+from astraflow.dataflow.journal.journal_db import TranscriptRow
+from astraflow.dataflow.journal.reader import JournalTables
 from astraflow.errors import ConfigError, JournalError
 from astraflow.protocols import EpisodeTracker, Tracker
 from astraflow.recipe.run_folder import RunFolder
@@ -115,34 +112,25 @@ def _sample_rows(journal: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
     `row`: the evaluation's line of `metrics.jsonl`. The journal's tables are written after that line, so the
     result is empty at first.
     """
-    uri = f"{(journal / DATABASE).resolve().as_uri()}?mode=ro"
-    query = (
-        "SELECT task_id, score, version, segment, offset, length, data FROM samples "
-        "WHERE kind = 'eval' AND policy = ? AND version = ? ORDER BY rowid DESC LIMIT ?"
+    where = (
+        "rowid IN (SELECT rowid FROM samples WHERE kind = 'eval' AND policy = ? AND version = ? "
+        "ORDER BY rowid DESC LIMIT ?)"
     )
-    values = (row.get("policy"), row.get("version"), 64 * _MOST_ROWS)
     try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
-            samples = database.execute(query, values).fetchall()
-    except UNREADABLE:
+        with JournalTables(journal) as tables:
+            samples = tables.transcripts(where, row.get("policy"), row.get("version"), 64 * _MOST_ROWS)
+            own = [each for each in samples if each.task_id.startswith(f"{row.get('eval_set')}/")]
+            return [_make_row(tables, each) for each in (own or samples)[-_MOST_ROWS:]]
+    except JournalError:
         return []
-    own = [each for each in samples if str(each[0]).startswith(f"{row.get('eval_set')}/")]
-    segments = SegmentReader(journal / "segments")
-    try:
-        newest = (own or samples)[:_MOST_ROWS]
-        return [_make_row(segments, *each) for each in reversed(newest)]
-    finally:
-        segments.close()
 
 
-def _make_row(segments: SegmentReader, task: str, score: float, version: int, *place: Any) -> dict[str, Any]:
+def _make_row(tables: JournalTables, row: TranscriptRow) -> dict[str, Any]:
     text = "its messages were deleted"
     with contextlib.suppress(JournalError):
-        data = place[3] if place[3] is not None else segments.read(PayloadRef(*place[:3]))
-        messages = JournalReader.messages(bytes(data))
-        text = "\n".join(f"{speaker_of(message)}: {message.content}" for message in messages)
+        text = "\n".join(f"{speaker_of(message)}: {message.content}" for message in tables.messages(row))
     text = text[:_MOST_TEXT].encode("utf-8", "replace").decode()
-    return {"task": task, "score": score, "version": version, "text": text}
+    return {"task": row.task_id, "score": row.score, "version": row.version, "text": text}
 
 
 def run_tracker(run_dir: Path, key: str, bell: Bell) -> None:

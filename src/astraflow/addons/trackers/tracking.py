@@ -26,6 +26,7 @@ from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.trackers import tracker_key
 from astraflow.report.view import RunPage, ShownRun
 from astraflow.service.process import MODULE_PATH_VARIABLE
+from astraflow.service.restarts import Backoff, end_text, last_lines
 
 __all__ = ["Trackers", "TrackersPage", "make_page"]
 
@@ -190,23 +191,26 @@ class _Keeper:
     # --- in the thread ---
 
     def _keep(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
         while True:
             code = self._run_once()
+            if isinstance(code, str):
+                end = f"could not be started: {code}"
+            else:
+                end = f"{end_text(code)}: {last_lines(self._log_path, 1).strip()[:300]}"
             if self._finishing.is_set():
-                self._last_end = f"; it ended with code {code}: {self._last_line()}" if code else ""
+                self._last_end = f"; it {end}" if code else ""
                 return
-            self._report(f"ended with code {code}: {self._last_line()}")
-            if self._finishing.wait(pause_s):
+            self._report(end)
+            if self._finishing.wait(backoff.next_delay_s()):
                 return
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_once(self) -> int | str:
         """Runs the process until it ends. Returns its exit code, or why there is none."""
         try:
             process = self._start_process()
         except OSError as err:
-            return f"none ({err})"
+            return str(err)
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -280,13 +284,6 @@ class _Keeper:
                 f"tracker {self._key} {what}; the run continues, and its rows wait in metrics.jsonl "
                 f"(log: {self._log_path})"
             )
-
-    def _last_line(self) -> str:
-        try:
-            lines = self._log_path.read_bytes()[-4000:].decode("utf-8", "replace").splitlines()
-        except OSError:
-            return "it has no log"
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]
 
 
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:

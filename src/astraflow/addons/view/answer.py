@@ -16,7 +16,7 @@ from typing import Literal
 
 from astraflow.report.overview import RunOverview, duration_text, eta_s, speed_text
 from astraflow.report.summary import PolicySummary, Summary
-from astraflow.types import EvalRecord, Item
+from astraflow.types import Item
 
 __all__ = ["Figure", "RunAnswer", "answer_of_overview", "answer_of_summary"]
 
@@ -49,8 +49,11 @@ class RunAnswer(Item, frozen=True, kw_only=True):
     @property
     def line(self) -> str:
         """The sentence and the figures on one line."""
-        figures = ", ".join(f"{each.name.lower()} {_joined(each)}" for each in self.figures)
-        return f"{self.sentence} ({figures})"
+        texts = [
+            f"{each.name.lower()} {each.value}{'' if each.name == 'Held-out' else ','} {each.detail}"
+            for each in self.figures
+        ]
+        return f"{self.sentence} ({', '.join(texts)})"
 
 
 def answer_of_overview(run: RunOverview, now_s: float) -> RunAnswer:
@@ -86,11 +89,11 @@ def answer_of_summary(summary: Summary) -> RunAnswer:
     idle = max(0.0, 1.0 - min(waits.values()) - summary.overlap_frac) if waits else None
     seconds = summary.rl_wall_s
     speed = _speed(summary.generated_tokens / seconds if seconds else 0.0, "generated, on average")
-    found = _answer(held_out, progress, speed, _Limit(waits, idle), is_over=True)
+    answer = _answer(held_out, progress, speed, _Limit(waits, idle), is_over=True)
     if first is None and summary.audit_problems:
         sentence = f"There are no results: {summary.audit_problems[0]}."
-        return RunAnswer(sentence=sentence, figures=found.figures)
-    return found
+        return RunAnswer(sentence=sentence, figures=answer.figures)
+    return answer
 
 
 # --- the score ------------------------------------------------------------------------------------
@@ -157,12 +160,9 @@ def _held_out_of(run: RunOverview, policies: list[str]) -> _HeldOut:
     first = run.first_evals[keys[0]]
     last = run.last_evals[keys[0]]
     error = math.hypot(first.score_stderr or 0.0, last.score_stderr or 0.0)
-    where = _where(last, len({policy for policy, _ in keys}))
+    has_several = len({policy for policy, _ in keys}) > 1
+    where = f"{last.policy} on {last.eval_set}" if has_several else last.eval_set
     return _HeldOut(first.score_mean, last.score_mean, where, first is last, _SIGNIFICANT * error)
-
-
-def _where(record: EvalRecord, num_policies: int) -> str:
-    return f"{record.policy} on {record.eval_set}" if num_policies > 1 else record.eval_set
 
 
 def _held_out_of_policy(policy: PolicySummary | None) -> _HeldOut:
@@ -234,9 +234,3 @@ def _answer(
     )
     sentence = held_out.clause(is_over=is_over) + (f"; {clause}." if clause else ".")
     return RunAnswer(sentence=sentence, figures=(held_out.figure(), progress, speed, figure))
-
-
-def _joined(figure: Figure) -> str:
-    return (
-        f"{figure.value} {figure.detail}" if figure.name == "Held-out" else f"{figure.value}, {figure.detail}"
-    )

@@ -34,7 +34,6 @@ import contextlib
 import functools
 import io
 import itertools
-import json
 import logging
 import os
 import sqlite3
@@ -52,20 +51,20 @@ from starlette.routing import Route
 from astraflow.addons.experiments.recipe_lines import recipe_lines
 from astraflow.addons.view import timeline
 from astraflow.addons.view.episode import MAX_TOKENS, EpisodeView, episode_view
-from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
+from astraflow.addons.view.export import exported, json_line, load_pyarrow, write_parquet
 from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.metric_lines import metric_lines
-from astraflow.addons.view.page_file import episode_file
+from astraflow.addons.view.page_file import encode_json, episode_file
 from astraflow.addons.view.ready import ready
-from astraflow.addons.view.runs import ShownRun, ShownRuns
-from astraflow.addons.view.said import said_in
-from astraflow.addons.view.search import Found, choices, group_rows, search
-from astraflow.addons.view.slots import slot_lanes
+from astraflow.addons.view.runs import ViewedRun, ViewedRuns
+from astraflow.addons.view.search import SearchPage, choices, group_rows, search
 from astraflow.addons.view.snippets import snippets
 from astraflow.addons.view.status import run_status
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.sweeps import ComparedRuns, Results, compared, sweep_page, sweep_summary
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
+from astraflow.addons.view.word_search import WordSearch
 from astraflow.errors import ConfigError, Error
 from astraflow.types import ErrorReply
 from astraflow.user_input.own_code import describe_error
@@ -91,11 +90,11 @@ _T = TypeVar("_T")
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(runs: ShownRuns) -> Starlette:
+def make_app(runs: ViewedRuns) -> Starlette:
     """Builds the ASGI app that serves these runs."""
     views = _Views(runs)
     routes = [
-        *(Route(path, _file(*found)) for path, found in page_files().items()),
+        *(Route(path, _file(*file)) for path, file in page_files().items()),
         Route("/api/groups", _guarded(views.list_sweeps)),
         Route("/api/groups/{name}", _guarded(views.sweep)),
         Route("/api/comparison", _guarded(views.comparison)),
@@ -153,27 +152,23 @@ def _guarded(handler: _Handler) -> _Handler:
 
 
 def _json(value: object, *, status: int = 200) -> Response:
-    try:
-        body = msgspec.json.encode(value)  # NaN and infinity become null because JSON has neither
-    except UnicodeEncodeError:  # a file of the run has half a surrogate pair in a text
-        body = json.dumps(msgspec.to_builtins(value)).encode()
-    return Response(body, status, PAGE_HEADERS, "application/json")
+    return Response(encode_json(value), status, PAGE_HEADERS, "application/json")
 
 
 class _Views:
     """The request handlers."""
 
-    def __init__(self, runs: ShownRuns) -> None:
+    def __init__(self, runs: ViewedRuns) -> None:
         self._runs = runs
         self._results = Results()
 
-    def _run(self, request: Request) -> ShownRun:
+    def _run(self, request: Request) -> ViewedRun:
         run = self._runs.get(str(request.path_params["run"]))
         if run is None:
             raise HTTPException(404, "there is no such run here; / lists those that are shown")
         return run
 
-    async def _read(self, request: Request, question: Callable[[sqlite3.Connection, ShownRun], _T]) -> _T:
+    async def _read(self, request: Request, question: Callable[[sqlite3.Connection, ViewedRun], _T]) -> _T:
         """Queries the index of the request's run after adding what is new."""
         return await asyncio.to_thread(_ask, self._run(request), question)
 
@@ -201,11 +196,11 @@ class _Views:
             raise ConfigError(f"runs are the names of 2 to {_MAX_COMPARED} runs, separated by commas")
 
         def question() -> ComparedRuns:
-            shown = {run.name: run for run in self._runs.all()}
-            if unknown := [name for name in names if name not in shown]:
+            viewed = {run.name: run for run in self._runs.all()}
+            if unknown := [name for name in names if name not in viewed]:
                 raise HTTPException(404, f"there is no run {unknown[0][:100]} here")
-            found = [self._results.read(shown[name].folder.path, name) for name in names]
-            return compared(found, {name: name for name in names})
+            results = [self._results.read(viewed[name].folder.path, name) for name in names]
+            return compared(results, {name: name for name in names})
 
         return _json(await asyncio.to_thread(question))
 
@@ -213,8 +208,8 @@ class _Views:
 
     async def list_runs(self, request: Request) -> Response:
         del request
-        shown = await asyncio.to_thread(self._runs.all)
-        return _json([_summary_of(run) for run in shown])
+        runs = await asyncio.to_thread(self._runs.all)
+        return _json([_summary_of(run) for run in runs])
 
     async def overview(self, request: Request) -> Response:
         run = self._run(request)
@@ -238,13 +233,14 @@ class _Views:
     # --- episodes ---
 
     async def episodes(self, request: Request) -> Response:
-        wanted = _filter(request)
+        filters = _filter(request)
         before = _number(request, "before", 0) or None
         limit = min(_number(request, "limit", 50), _MAX_LIMIT)
 
-        def question(database: sqlite3.Connection, run: ShownRun) -> Found:
-            with said_in(database, run.folder, run.texts) as said:
-                return search(database, wanted, before=before, limit=limit, said=said)
+        def question(database: sqlite3.Connection, run: ViewedRun) -> SearchPage:
+            with StoredEpisodes(database, run.folder.journal) as stored:
+                words = WordSearch(database, stored, run.texts)
+                return search(database, filters, before=before, limit=limit, words=words)
 
         return _json(await self._read(request, question))
 
@@ -277,7 +273,7 @@ class _Views:
         """Reads the episode that a request names. Raises: HTTPException if there is none."""
         episode_id = int(request.path_params["id"])
 
-        def question(database: sqlite3.Connection, run: ShownRun) -> EpisodeView | None:
+        def question(database: sqlite3.Connection, run: ViewedRun) -> EpisodeView | None:
             return episode_view(database, run.folder, run.texts, episode_id)
 
         view = await self._read(request, question)
@@ -292,20 +288,20 @@ class _Views:
         kind = "eval" if request.path_params["kind"] == "eval" else "train"
         number = int(request.path_params["group"])
 
-        def question(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
+        def question(database: sqlite3.Connection, run: ViewedRun) -> dict[str, Any]:
             rows = group_rows(database, kind, number)
-            shown = rows[:_MAX_GROUP]
-            most = min(MAX_TOKENS, _MAX_GROUP_TOKENS // max(1, len(shown)))
+            first = rows[:_MAX_GROUP]
+            most = min(MAX_TOKENS, _MAX_GROUP_TOKENS // max(1, len(first)))
             views = [
                 episode_view(database, run.folder, run.texts, row["id"], in_group=True, max_tokens=most)
-                for row in shown
+                for row in first
             ]
             return {"episodes": [view for view in views if view], "num_episodes": len(rows)}
 
         return _json(await self._read(request, question))
 
     async def export(self, request: Request) -> Response:
-        wanted = _filter(request)
+        filters = _filter(request)
         limit = min(_number(request, "limit", _MAX_EXPORT), _MAX_EXPORT)
         run = self._run(request)
         await asyncio.to_thread(_fill, run)
@@ -314,10 +310,10 @@ class _Views:
             raise ConfigError(f"form = {form!r} is none of jsonl, parquet")
         headers = {**PAGE_HEADERS, "content-disposition": f'attachment; filename="{run.name}.{form}"'}
         if form == "parquet":
-            check_parquet()
-            data = await asyncio.to_thread(_parquet, run, wanted, limit)
+            load_pyarrow()  # an early failure becomes an error reply
+            data = await asyncio.to_thread(_parquet, run, filters, limit)
             return Response(data, headers=headers, media_type="application/vnd.apache.parquet")
-        lines = _lines(run, wanted, limit)
+        lines = _lines(run, filters, limit)
         # Read the first line before the reply starts: an early failure then becomes an error reply, while a
         # stream that has started could only break off.
         first = await asyncio.to_thread(next, lines, b"")
@@ -326,7 +322,7 @@ class _Views:
     # --- weights and time ---
 
     async def versions(self, request: Request) -> Response:
-        def question(database: sqlite3.Connection, run: ShownRun) -> list[dict[str, Any]]:
+        def question(database: sqlite3.Connection, run: ViewedRun) -> list[dict[str, Any]]:
             del run
             newest = "SELECT * FROM versions ORDER BY at_s DESC LIMIT 2000"
             query = f"SELECT * FROM ({newest}) ORDER BY policy, version"
@@ -345,7 +341,7 @@ class _Views:
         end_s = _decimal(request, "to")
         if begin_s is None or end_s is None:
             raise ConfigError("slots are asked for between two moments: from and to, in Unix seconds")
-        return _json(await self._read(request, lambda db, _: slot_lanes(db, worker, begin_s, end_s)))
+        return _json(await self._read(request, lambda db, _: timeline.slot_lanes(db, worker, begin_s, end_s)))
 
     async def loads(self, request: Request) -> Response:
         return _json(await self._read(request, lambda db, _: timeline.loads(db)))
@@ -358,7 +354,7 @@ class _Views:
         )
 
 
-def _ask(run: ShownRun, question: Callable[[sqlite3.Connection, ShownRun], _T]) -> _T:
+def _ask(run: ViewedRun, question: Callable[[sqlite3.Connection, ViewedRun], _T]) -> _T:
     """Answers a question from the index, in a thread.
 
     Only one request at a time fills the index; the others read what is there.
@@ -375,13 +371,13 @@ def _ask(run: ShownRun, question: Callable[[sqlite3.Connection, ShownRun], _T]) 
         return question(database, run)
 
 
-def _fill(run: ShownRun) -> None:
+def _fill(run: ViewedRun) -> None:
     """Fills the index completely, in a thread: an export has to contain all episodes."""
     while not _ask(run, lambda database, _: _meta(database, "is_complete") == "1"):
         time.sleep(_PAUSE_S)
 
 
-def _metrics(run: ShownRun, after: int) -> bytes:
+def _metrics(run: ViewedRun, after: int) -> bytes:
     """Reads the rows of `metrics.jsonl`, in a thread. Those of a run elsewhere are fetched first."""
     if run.remote is not None:
         with run.lock:
@@ -389,7 +385,7 @@ def _metrics(run: ShownRun, after: int) -> bytes:
     return metric_lines(run.folder.metrics, after)
 
 
-def _progress(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
+def _progress(database: sqlite3.Connection, run: ViewedRun) -> dict[str, Any]:
     """Returns what the index knows about the run as a whole."""
     return {
         "notes": _notes(database, run),
@@ -400,16 +396,16 @@ def _progress(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
     }
 
 
-def _notes(database: sqlite3.Connection, run: ShownRun) -> list[str]:
+def _notes(database: sqlite3.Connection, run: ViewedRun) -> list[str]:
     if run.remote is not None:
-        told = (
+        note = (
             f"this run is at {run.remote.url}; its episodes, versions and time line are in its folder there"
         )
-        return [told, run.remote.problem] if run.remote.problem else [told]
+        return [note, run.remote.problem] if run.remote.problem else [note]
     return [row[0] for row in database.execute("SELECT text FROM notes")]
 
 
-async def _status(run: ShownRun) -> dict[str, Any]:
+async def _status(run: ViewedRun) -> dict[str, Any]:
     """Returns the run's current status, as `astraflow status --json` prints it, or the problem as text.
 
     The `answer` says the same in a sentence and four figures; it is null if nothing is known. `unreadable` is
@@ -424,19 +420,19 @@ async def _status(run: ShownRun) -> dict[str, Any]:
     except (Error, OSError) as err:
         return {**place, "status": {"problem": str(err)}, "answer": None}
     # The page requests steps and evaluations separately.
-    shown = msgspec.structs.replace(status, steps=(), evals=())
+    brief = msgspec.structs.replace(status, steps=(), evals=())
     unreadable = "" if status.summary else run.summary.problem
-    return {**place, "status": shown, "answer": status.answer(), "unreadable": unreadable}
+    return {**place, "status": brief, "answer": status.answer(), "unreadable": unreadable}
 
 
-def _summary_of(run: ShownRun) -> dict[str, object]:
+def _summary_of(run: ViewedRun) -> dict[str, object]:
     place = {"name": run.name, "path": format_path(run.folder.path), "sweep": run.sweep}
-    known = {"is_summarized": os.path.isfile(run.folder.summary), "problem": ""}
+    fields = {"is_summarized": os.path.isfile(run.folder.summary), "problem": ""}
     try:
         record = run.folder.load_record()
     except (Error, OSError) as err:
-        return {**place, **known, "state": "unknown", "recipe": "", "at_s": 0.0, "problem": str(err)}
-    return {**place, **known, "state": record.state, "recipe": record.name, "at_s": record.at_s}
+        return {**place, **fields, "state": "unknown", "recipe": "", "at_s": 0.0, "problem": str(err)}
+    return {**place, **fields, "state": record.state, "recipe": record.name, "at_s": record.at_s}
 
 
 def _meta(database: sqlite3.Connection, key: str) -> str:
@@ -467,14 +463,14 @@ def _decimal(request: Request, name: str) -> float | None:
         raise ConfigError(f"{name} = {text[:100]!r} is not a number") from err
 
 
-def _lines(run: ShownRun, wanted: EpisodeFilter, limit: int) -> Iterator[bytes]:
+def _lines(run: ViewedRun, filters: EpisodeFilter, limit: int) -> Iterator[bytes]:
     with contextlib.closing(run.index.reader()) as database:
-        for row in exported(database, run.folder, wanted, limit=limit):
+        for row in exported(database, run.folder, filters, limit=limit):
             yield json_line(row)
 
 
-def _parquet(run: ShownRun, wanted: EpisodeFilter, limit: int) -> bytes:
+def _parquet(run: ViewedRun, filters: EpisodeFilter, limit: int) -> bytes:
     file = io.BytesIO()
     with contextlib.closing(run.index.reader()) as database:
-        write_parquet(exported(database, run.folder, wanted, limit=limit), file)
+        write_parquet(exported(database, run.folder, filters, limit=limit), file)
     return file.getvalue()

@@ -1,6 +1,6 @@
 """Turns the records of the journal into rows of the index.
 
-`Booker.book` takes the records in order, and `flush` writes the resulting rows to the tables. A row of
+`Booker.book` takes the records in order, and `flush` writes the rows that wait to the tables. A row of
 `episodes` is one trajectory of a result, or a result without trajectories (from an evaluation or a failed
 attempt). Its fate arrives later, in another record. Rows that are still in memory get it there; rows that are
 already flushed get it by an update.
@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from astraflow.addons.view.advantages import Advantages
-from astraflow.addons.view.groups import Lease, OpenGroup, OpenGroups, lease_of
-from astraflow.addons.view.log_tail import LogEntry, Place
+from astraflow.addons.view.groups import LeaseId, OpenGroup, OpenGroups, lease_of
+from astraflow.addons.view.log_tail import LogEntry, Position
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.dataflow.core.commands import (
@@ -113,19 +113,14 @@ class Booker:
         newest = database.execute("SELECT max(id) FROM episodes").fetchone()[0]
         self._next_id = (newest or 0) + 1
         self._rows: dict[int, EpisodeRow] = {}
-        self._updates: list[tuple[object, ...]] = []
-        self._drawn: list[tuple[int, int, float]] = []
-        self._happenings: list[tuple[object, ...]] = []
         query = "SELECT who FROM happenings WHERE kind = 'join'"
         self._joined = {str(row[0]) for row in database.execute(query)}
         """Names of the services that have joined."""
-        self._versions: list[tuple[object, ...]] = []
         self._sizes: dict[str, int] = {}
         """Policy -> bytes of a full version."""
-        self._texts: list[tuple[int, str]] = []
         self._workers: dict[str, str] = {}
         """Lease -> the service that holds it."""
-        self._place: Place = (0, 0)
+        self._place: Position = (0, 0)
         self._at_s = 0.0
         self.last_seq = 0
         """Number of the newest record that was booked."""
@@ -140,11 +135,14 @@ class Booker:
 
     @property
     def num_waiting(self) -> int:
-        """Number of rows and updates that are not in the tables yet."""
-        return len(self._rows) + len(self._updates)
+        """Number of rows that are not in the tables yet."""
+        return len(self._rows)
 
     def book(self, entry: LogEntry) -> None:
-        """Processes the records of one entry. Raises: JournalError if they cannot be decoded."""
+        """Processes the records of one entry, within the caller's transaction.
+
+        Raises: JournalError if they cannot be decoded; sqlite3.Error.
+        """
         self._place = entry.begin
         for record in decode_records(entry.data):
             if record.seq > self.last_seq:
@@ -191,7 +189,7 @@ class Booker:
             row.score = row.reward = facts.score
             row.duration_s = facts.duration_s
 
-    def _row(self, lease: Lease, group: OpenGroup, worker_id: str) -> EpisodeRow:
+    def _row(self, lease: LeaseId, group: OpenGroup, worker_id: str) -> EpisodeRow:
         """Makes a row from what the lease contains."""
         row = EpisodeRow(
             id=self._next_id,
@@ -244,13 +242,14 @@ class Booker:
         row = self._row(lease, self._groups.get(lease.kind, lease.group_id), worker_id)
         row.error = self._names.id_of(event.error_class, "error")
         if message:
-            self._texts.append((row.id, message))
+            self._database.execute("INSERT INTO texts VALUES (?, ?)", (row.id, message))
 
     # --- groups ---
 
     def _draw(self, event: GroupDrawn) -> None:
         task = self._names.task_id_of(event.task_id)
-        self._drawn.append((event.group_id, task, self._at_s))
+        values = (event.group_id, task, self._at_s)
+        self._database.execute("INSERT OR REPLACE INTO groups VALUES (?, ?, ?)", values)
         self._groups.begin(event.group_id, task, {*event.admitted})
 
     def _lease(self, event: LeaseIssued) -> None:
@@ -273,7 +272,7 @@ class Booker:
                 row.fate, row.step, row.staleness = fate
                 row.advantage = advantage
             else:
-                self._updates.append((*fate, advantage, row_id))
+                self._database.execute(_UPDATE, (*fate, advantage, row_id))
         self._groups.decided(event.group_id, event.policy)
 
     # --- everything else ---
@@ -281,7 +280,10 @@ class Booker:
     def _command(self, command: Command) -> None:
         match command:
             case AddWorker():
-                self._join(command)
+                # A service that joins again under its name was restarted.
+                kind = "restart" if command.name in self._joined else "join"
+                self._joined.add(command.name)
+                self._happen(kind, command.name, text=f"hosts {', '.join(command.hosts)}")
             case DropWorker():
                 self._happen("leave", _name_of(command.worker_id), text=command.reason)
             case PublishVersion():
@@ -291,18 +293,13 @@ class Booker:
             case _:
                 pass
 
-    def _join(self, command: AddWorker) -> None:
-        # A service that joins again under its name was restarted.
-        kind = "restart" if command.name in self._joined else "join"
-        self._joined.add(command.name)
-        self._happen(kind, command.name, text=f"hosts {', '.join(command.hosts)}")
-
     def _publish(self, manifest: Manifest, step: int) -> None:
         full = sum(tensor.num_bytes for tensor in manifest.tensors) or self._full_bytes(manifest)
         self._sizes[manifest.policy] = full
         shortcut = sum(chunk.num_bytes for chunk in manifest.shortcut.chunks) if manifest.shortcut else 0
         row = (manifest.policy, manifest.version, step, self._at_s, manifest.kind, manifest.base)
-        self._versions.append((*row, manifest.num_bytes, full, shortcut, len(manifest.chunks)))
+        values = (*row, manifest.num_bytes, full, shortcut, len(manifest.chunks))
+        self._database.execute(f"INSERT OR REPLACE INTO versions VALUES ({', '.join('?' * 10)})", values)
         self._happen("publish", manifest.policy, step=step, version=manifest.version)
 
     def _full_bytes(self, manifest: Manifest) -> int:
@@ -358,23 +355,14 @@ class Booker:
     def _happen(
         self, kind: str, who: str, *, step: int | None = None, version: int | None = None, text: str = ""
     ) -> None:
-        self._happenings.append((self._at_s, kind, who, step, version, text))
+        query = "INSERT INTO happenings (at_s, kind, who, step, version, text) VALUES (?, ?, ?, ?, ?, ?)"
+        self._database.execute(query, (self._at_s, kind, who, step, version, text))
 
     # --- the tables ---
 
     def flush(self) -> None:
-        """Writes everything to the tables, within the caller's transaction. Raises: sqlite3.Error."""
-        run = self._database.executemany
-        self._names.flush()
-        run("INSERT OR REPLACE INTO groups VALUES (?, ?, ?)", self._drawn)
-        run(_INSERT, map(msgspec.structs.astuple, self._rows.values()))
-        run(_UPDATE, self._updates)
-        happenings = "INSERT INTO happenings (at_s, kind, who, step, version, text) VALUES (?, ?, ?, ?, ?, ?)"
-        run(happenings, self._happenings)
-        run(f"INSERT OR REPLACE INTO versions VALUES ({', '.join('?' * 10)})", self._versions)
-        run("INSERT INTO texts VALUES (?, ?)", self._texts)
-        for waiting in (self._drawn, self._updates, self._happenings, self._versions, self._texts):
-            waiting.clear()
+        """Writes the rows that wait to the tables, within the caller's transaction. Raises: sqlite3.Error."""
+        self._database.executemany(_INSERT, map(msgspec.structs.astuple, self._rows.values()))
         self._rows.clear()
 
 

@@ -223,7 +223,7 @@ def status(
     Answers within seconds, even if parts of the run hang. Exits with 1 if a run that should be running does
     not answer.
     """
-    from astraflow.addons.view.status import show_status
+    from astraflow.addons.view.top import show_status
 
     trust(ca_file)
     raise typer.Exit(show_status(where, token_file, as_json=as_json))

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from astraflow.addons.view.episode import EpisodeView, episode_view
-from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
+from astraflow.addons.view.export import exported, json_line, load_pyarrow, write_parquet
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.index import RunIndex, run_id_of
 from astraflow.addons.view.lazy_viewer import free_listener
@@ -63,23 +63,24 @@ def check_run(run_dir: Path) -> None:
         raise DataError(f"{run_dir} is not a run folder: it has no journal; pass for example runs/quickstart")
 
 
-def show_episodes(run_dir: Path, filters: Mapping[str, str], output: Output) -> None:
+def show_episodes(run_dir: Path, texts: Mapping[str, str], output: Output) -> None:
     """Prints or writes the episodes that pass all filters. Raises: ConfigError, DataError, OSError."""
-    wanted = filter_of(filters)
+    filters = filter_of(texts)
     if output.form not in _FORMATS:
         raise ConfigError(
             f"--format {output.form} is none of {', '.join(_FORMATS)}{hint(output.form, _FORMATS)}"
         )
     if output.form == "parquet":
-        check_parquet()
+        load_pyarrow()
         if output.out is None:
             raise ConfigError("--format parquet writes a file; name it with --out")
     check_run(run_dir)
     with RunIndex(run_dir) as index:
         index.fill()
         with contextlib.closing(index.reader()) as database:
-            _print_notes(database)
-            _write(database, index, wanted, output)
+            for (text,) in database.execute("SELECT text FROM notes"):
+                sys.stderr.write(f"note: {printable(text)}\n")
+            _write(database, index, filters, output)
 
 
 def show_episode(run_dir: Path, episode_id: int) -> None:
@@ -108,17 +109,16 @@ def _read_episode(run_dir: Path, episode_id: int) -> EpisodeView:
     return view
 
 
-def _print_notes(database: sqlite3.Connection) -> None:
-    notes: Sequence[tuple[str]] = database.execute("SELECT text FROM notes").fetchall()
-    for (text,) in notes:
-        sys.stderr.write(f"note: {printable(text)}\n")
-
-
-def _write(database: sqlite3.Connection, index: RunIndex, wanted: EpisodeFilter, output: Output) -> None:
-    rows = exported(database, index.folder, wanted, limit=output.limit)
+def _write(database: sqlite3.Connection, index: RunIndex, filters: EpisodeFilter, output: Output) -> None:
+    rows = exported(database, index.folder, filters, limit=output.limit)
     match output.form:
         case "table":
-            num = _write_table(rows, output.out)
+            with contextlib.ExitStack() as files:
+                file = (
+                    files.enter_context(output.out.open("w", encoding="utf-8")) if output.out else sys.stdout
+                )
+                # Only a terminal has a width.
+                num = print_table(rows, Console(file=file, width=None if file.isatty() else _PLAIN_WIDTH))
         case "jsonl":
             num = _write_lines(rows, output.out)
         case _:
@@ -129,13 +129,6 @@ def _write(database: sqlite3.Connection, index: RunIndex, wanted: EpisodeFilter,
     elif output.out or num == output.limit:
         more = "; --limit shows more" if num == output.limit else ""
         sys.stderr.write(f"{num} {'episode' if num == 1 else 'episodes'}{where}{more}\n")
-
-
-def _write_table(rows: Iterable[EpisodeDict], out: Path | None) -> int:
-    with contextlib.ExitStack() as files:
-        file = files.enter_context(out.open("w", encoding="utf-8")) if out else sys.stdout
-        # Only a terminal has a width.
-        return print_table(rows, Console(file=file, width=None if file.isatty() else _PLAIN_WIDTH))
 
 
 def _write_lines(rows: Iterable[EpisodeDict], out: Path | None) -> int:

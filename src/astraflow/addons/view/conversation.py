@@ -19,10 +19,10 @@ from astraflow.types.model_text import REASONING_TAGS, find_reasoning
 from astraflow.workflows.calls import bare_json_calls, tagged_calls
 
 __all__ = [
-    "Block",
-    "Part",
+    "MessageBlock",
+    "MessagePart",
     "PartKind",
-    "Piece",
+    "TextPiece",
     "blocks_of_messages",
     "blocks_of_trajectory",
     "newest_message",
@@ -44,7 +44,7 @@ _MAX_IMAGE = 4_000_000
 _IMAGE = re.compile(r"data:image/(?:png|jpeg);base64,[A-Za-z0-9+/]+={0,2}")
 
 
-class Piece(Item, frozen=True, kw_only=True):
+class TextPiece(Item, frozen=True, kw_only=True):
     """Text that one version sampled."""
 
     text: str
@@ -52,11 +52,11 @@ class Piece(Item, frozen=True, kw_only=True):
     """-1: the text was given."""
 
 
-class Part(Item, frozen=True, kw_only=True):
+class MessagePart(Item, frozen=True, kw_only=True):
     """A stretch of a message of one kind."""
 
     kind: PartKind
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[TextPiece, ...] = ()
     name: str = ""
     """The function that a call names; the URI of an image."""
     problem: str = ""
@@ -68,14 +68,14 @@ class Part(Item, frozen=True, kw_only=True):
         return "".join([piece.text for piece in self.pieces])
 
 
-class Block(Item, frozen=True, kw_only=True):
+class MessageBlock(Item, frozen=True, kw_only=True):
     """One message of a conversation."""
 
     role: str
     """`system`, `user`, `assistant`, `tool`, or empty if the template has no marker for it."""
     speaker: str = ""
     """The policy that sampled it, and its role; empty if it was given."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MessagePart, ...] = ()
     turn: int = 0
     """Number of the completion in its sequence, counted from 1; 0 if it was not sampled there."""
     reward: float = 0.0
@@ -100,23 +100,23 @@ def versions_of(trajectory: Trajectory) -> NDArray[np.int64]:
     return versions
 
 
-def blocks_of_trajectory(trajectory: Trajectory, decode: Decoder) -> tuple[Block, ...]:
+def blocks_of_trajectory(trajectory: Trajectory, decode: Decoder) -> tuple[MessageBlock, ...]:
     """Splits a trajectory into messages. `decode` returns the text of tokens, including special tokens."""
     ids: list[int] = wire.array(trajectory.token_ids, "int32").tolist()
     versions = versions_of(trajectory)
     speaker = speaker_of(trajectory.policy, trajectory.role)
-    blocks: list[Block] = []
+    blocks: list[MessageBlock] = []
     pos = 0
     for number, turn in enumerate(trajectory.turns, 1):
         given = _given_blocks(ids, pos, turn.start, decode, trajectory.media, is_first=pos == 0)
         is_thinking = _opens_answer(given)
         blocks += given
         pieces = [
-            Piece(text=decode(ids[first : last + 1]), version=version)
+            TextPiece(text=decode(ids[first : last + 1]), version=version)
             for version, first, last in _runs(versions, turn.start, turn.end)
         ]
         blocks.append(
-            Block(
+            MessageBlock(
                 role="assistant",
                 speaker=speaker,
                 parts=_parts(_without_end(pieces), is_answer=True, is_thinking=is_thinking),
@@ -132,14 +132,14 @@ def blocks_of_trajectory(trajectory: Trajectory, decode: Decoder) -> tuple[Block
     return tuple(blocks[:_MAX_BLOCKS])
 
 
-def blocks_of_messages(messages: Iterable[Message]) -> tuple[Block, ...]:
+def blocks_of_messages(messages: Iterable[Message]) -> tuple[MessageBlock, ...]:
     """Converts messages that a run keeps. They name the policy of each answer."""
     return tuple(
-        Block(
+        MessageBlock(
             role=message.role,
             speaker=message.name if message.role == "assistant" else "",
             parts=_parts(
-                [Piece(text=_cut(message.content))],
+                [TextPiece(text=_cut(message.content))],
                 is_answer=message.role == "assistant",
                 is_result=message.role == "tool",
             )
@@ -215,7 +215,7 @@ def _given_blocks(
     media: Sequence[MediaRef],
     *,
     is_first: bool,
-) -> list[Block]:
+) -> list[MessageBlock]:
     """Splits given text at the markers of chat templates. The last block may be an answer's opening."""
     if start >= end:
         return []
@@ -223,19 +223,19 @@ def _given_blocks(
     text = decode(ids[start:end])
     if images:
         text = _SHOWN_IMAGE.sub(_PLACE, text.replace(_PLACE, ""))
-    blocks: list[Block] = []
-    for role, said in _split(text):
-        content = _AROUND.sub("", said)
+    blocks: list[MessageBlock] = []
+    for role, message in _split(text):
+        content = _AROUND.sub("", message)
         num_images = content.count(_PLACE) if images else 0
         parts = _given_parts(content, images[:num_images], role)
         images = images[num_images:]
         if parts or role == "assistant":
             is_result = bool(parts) and all(part.kind == "result" for part in parts)
-            named = "tool" if is_result else role or ("user" if is_first else "")
-            blocks.append(Block(role=named, parts=parts, start=start))
+            name = "tool" if is_result else role or ("user" if is_first else "")
+            blocks.append(MessageBlock(role=name, parts=parts, start=start))
     if images:  # their places are unknown
         parts = tuple([_image(uri) for uri in images])
-        blocks.insert(max(0, len(blocks) - 1), Block(role="user", parts=parts, start=start))
+        blocks.insert(max(0, len(blocks) - 1), MessageBlock(role="user", parts=parts, start=start))
     return blocks
 
 
@@ -246,52 +246,52 @@ def without_markers(text: str) -> str:
 
 def newest_message(text: str) -> str:
     """Returns the newest message in given text that is not an answer, without the markers of templates."""
-    messages = [_AROUND.sub("", said).strip() for role, said in _split(text) if role != "assistant"]
-    return next((said for said in reversed(messages) if said), text)
+    messages = [_AROUND.sub("", message).strip() for role, message in _split(text) if role != "assistant"]
+    return next((message for message in reversed(messages) if message), text)
 
 
 def _split(text: str) -> Iterable[tuple[str, str]]:
     """Yields (role, text) for each message; the role of text before the first marker is empty."""
     role = ""
     pos = 0
-    for found in _ROLE.finditer(text):
-        yield role, text[pos : found.start()]
-        named = next(group for group in found.groups() if group)
-        role = _ROLES.get(named, named.lower())
-        pos = found.end()
+    for marker in _ROLE.finditer(text):
+        yield role, text[pos : marker.start()]
+        name = next(group for group in marker.groups() if group)
+        role = _ROLES.get(name, name.lower())
+        pos = marker.end()
     yield role, text[pos:]
 
 
-def _plain(text: str) -> tuple[Part, ...]:
+def _plain(text: str) -> tuple[MessagePart, ...]:
     """Makes the part of a system message, whose calls are only examples of calls."""
-    said = text.strip()
-    return (Part(kind="text", pieces=(Piece(text=said),)),) if said else ()
+    content = text.strip()
+    return (MessagePart(kind="text", pieces=(TextPiece(text=content),)),) if content else ()
 
 
-def _given_parts(text: str, images: Sequence[str], role: str) -> tuple[Part, ...]:
+def _given_parts(text: str, images: Sequence[str], role: str) -> tuple[MessagePart, ...]:
     """Makes the parts of a given text, in which a private-use character stands for each image."""
     if role == "system" and not images:
         return _plain(_cut(text))
-    parts: list[Part] = []
+    parts: list[MessagePart] = []
     uris = iter(images)
-    for idx, said in enumerate(text.split(_PLACE) if images else [text]):
+    for idx, content in enumerate(text.split(_PLACE) if images else [text]):
         if idx:
             parts.append(_image(next(uris)))
-        pieces = [Piece(text=_cut(said))]
+        pieces = [TextPiece(text=_cut(content))]
         parts += _parts(pieces, is_answer=role == "assistant", is_result=role == "tool")
     return tuple(parts)
 
 
-def _image(uri: str) -> Part:
+def _image(uri: str) -> MessagePart:
     """Makes the part of an image. Only data of the two kinds that items may hold is shown."""
     if len(uri) > _MAX_IMAGE:
-        return Part(kind="image", problem=f"an image of {len(uri):,} characters is too large to show")
+        return MessagePart(kind="image", problem=f"an image of {len(uri):,} characters is too large to show")
     if not _IMAGE.fullmatch(uri):
-        return Part(kind="image", problem="the image is neither PNG nor JPEG data")
-    return Part(kind="image", name=uri)
+        return MessagePart(kind="image", problem="the image is neither PNG nor JPEG data")
+    return MessagePart(kind="image", name=uri)
 
 
-def _opens_answer(blocks: list[Block]) -> bool:
+def _opens_answer(blocks: list[MessageBlock]) -> bool:
     """Removes the opening of the next answer from given blocks; returns whether it opens reasoning."""
     if not blocks or blocks[-1].role != "assistant":
         return False
@@ -328,20 +328,20 @@ _FUNCTION = re.compile(r"\s*<function=([\w.-]{1,100})>")
 NEVER_ENDED = "it never ended"
 
 
-def _without_end(pieces: Sequence[Piece]) -> list[Piece]:
+def _without_end(pieces: Sequence[TextPiece]) -> list[TextPiece]:
     """Removes end tokens from the last pieces of an answer, and cuts a very long answer."""
-    kept = list(pieces)
-    while kept:
-        last = kept.pop()
-        if shown := without_ends(last.text):
-            kept.append(Piece(text=shown, version=last.version))
+    answer = list(pieces)
+    while answer:
+        last = answer.pop()
+        if text := without_ends(last.text):
+            answer.append(TextPiece(text=text, version=last.version))
             break
     room = _MAX_TEXT
-    for idx, piece in enumerate(kept):
+    for idx, piece in enumerate(answer):
         if len(piece.text) > room:
-            return [*kept[:idx], Piece(text=_cut(piece.text, room), version=piece.version)]
+            return [*answer[:idx], TextPiece(text=_cut(piece.text, room), version=piece.version)]
         room -= len(piece.text)
-    return kept
+    return answer
 
 
 def without_ends(text: str) -> str:
@@ -363,27 +363,33 @@ def _cut(text: str, limit: int = _MAX_TEXT) -> str:
 
 
 def _parts(
-    pieces: Sequence[Piece], *, is_answer: bool, is_thinking: bool = False, is_result: bool = False
-) -> tuple[Part, ...]:
+    pieces: Sequence[TextPiece], *, is_answer: bool, is_thinking: bool = False, is_result: bool = False
+) -> tuple[MessagePart, ...]:
     """Splits a text into reasoning, calls, results, and the rest."""
     text = "".join([piece.text for piece in pieces])
     if is_result:
-        shown = text.replace("<tool_response>", "").replace("</tool_response>", "")
-        return (Part(kind="result", pieces=(Piece(text=shown.strip()),)),) if shown.strip() else ()
+        content = text.replace("<tool_response>", "").replace("</tool_response>", "")
+        return (
+            (MessagePart(kind="result", pieces=(TextPiece(text=content.strip()),)),)
+            if content.strip()
+            else ()
+        )
     calls = bare_json_calls(text) if is_answer and not is_thinking else ()
     if calls and not any(call.problem for call in calls):
-        return (Part(kind="call", pieces=tuple(pieces), name=", ".join([call.name for call in calls])),)
-    parts: list[Part] = []
+        return (
+            MessagePart(kind="call", pieces=tuple(pieces), name=", ".join([call.name for call in calls])),
+        )
+    parts: list[MessagePart] = []
     for kind, start, end, is_closed in _spans(text, is_thinking=is_thinking):
         own = _pieces_in(pieces, start, end)
-        is_told = kind == "call" or (kind == "thinking" and not is_closed)  # that it is empty says something
-        if not own and not is_told:
+        is_news = kind == "call" or (kind == "thinking" and not is_closed)  # that it is empty says something
+        if not own and not is_news:
             continue
         name = ""
         problem = "" if is_closed else NEVER_ENDED
         if kind == "call":
             name, problem = _read_call(text[start:end])
-        parts.append(Part(kind=kind, pieces=own, name=name, problem=problem))
+        parts.append(MessagePart(kind=kind, pieces=own, name=name, problem=problem))
     return tuple(parts)
 
 
@@ -417,30 +423,30 @@ def _spans_between(text: str, pos: int, last: int) -> Iterable[tuple[PartKind, i
     yield "text", pos, last, True
 
 
-def _pieces_in(pieces: Sequence[Piece], start: int, end: int) -> tuple[Piece, ...]:
+def _pieces_in(pieces: Sequence[TextPiece], start: int, end: int) -> tuple[TextPiece, ...]:
     """Cuts `[start, end)` of the text, without white space around it, out of the pieces of the whole text."""
-    found: list[Piece] = []
+    cut: list[TextPiece] = []
     pos = 0
     for piece in pieces:
         text = piece.text[max(0, start - pos) : max(0, end - pos)]
         pos += len(piece.text)
-        if not found:
+        if not cut:
             text = text.lstrip()
         if text:
-            found.append(Piece(text=text, version=piece.version))
+            cut.append(TextPiece(text=text, version=piece.version))
         if pos >= end:
             break
-    while found and not found[-1].text.rstrip():
-        found.pop()
-    if found:
-        found[-1] = Piece(text=found[-1].text.rstrip(), version=found[-1].version)
-    return tuple(found)
+    while cut and not cut[-1].text.rstrip():
+        cut.pop()
+    if cut:
+        cut[-1] = TextPiece(text=cut[-1].text.rstrip(), version=cut[-1].version)
+    return tuple(cut)
 
 
 def _read_call(body: str) -> tuple[str, str]:
     """Returns the names of the functions that the text of a call names, and why it can't be read."""
-    if named := _FUNCTION.match(body):
-        return named[1], ""
+    if function := _FUNCTION.match(body):
+        return function[1], ""
     calls = tagged_calls(f"<tool_call>{body}</tool_call>")
     names = ", ".join([call.name for call in calls if call.name])
     return names, next((call.problem for call in calls if call.problem), "")

@@ -4,7 +4,6 @@ Everything is read from the run folder on request. Data that is damaged or gone 
 left out, and `problems` says so.
 """
 
-import contextlib
 import sqlite3
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,24 +19,22 @@ from astraflow.addons.view.episode_sequences import (
     Place,
     SequenceView,
     place_of,
-    read_trajectory,
     sequence_of_messages,
     sequences_of,
 )
 from astraflow.addons.view.episode_words import reward_words, version_words
-from astraflow.addons.view.groups import facts_in, results_in
+from astraflow.addons.view.groups import facts_in
 from astraflow.addons.view.log_tail import entry_at
-from astraflow.addons.view.schema import EVAL, TRAIN
+from astraflow.addons.view.schema import TRAIN
 from astraflow.addons.view.search import EpisodeDict, row_of
-from astraflow.addons.view.tables_copy import messages_of
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
-from astraflow.dataflow.core.commands import EpisodeFacts, PayloadRef
-from astraflow.dataflow.journal.segments import SegmentReader
+from astraflow.dataflow.core.commands import EpisodeFacts
 from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.types import Failure, Item, Message, Trajectory
+from astraflow.types import Item, Message, Trajectory
 
-__all__ = ["MAX_TOKENS", "EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view", "result_of"]
+__all__ = ["MAX_TOKENS", "EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view"]
 
 MAX_TOKENS = 20_000
 """Maximum number of tokens shown of one trajectory."""
@@ -117,19 +114,22 @@ def episode_view(
     row = row_of(database, episode_id)
     if row is None:
         return None
-    query = "SELECT segment, offset, length, log_segment, log_offset, sample FROM episodes WHERE id = ?"
-    segment, offset, length, log_segment, log_offset, sample = database.execute(
-        query, (episode_id,)
-    ).fetchone()
     problems: list[str] = []
-    metrics, failure = result_of(folder, (log_segment, log_offset), row)
-    messages = _messages(folder, sample, problems)
-    ref = PayloadRef(segment, offset, length) if length is not None else None
-    with contextlib.closing(SegmentReader(folder.journal / "segments")) as segments:
-        trajectory = _trajectory(segments, ref, problems)
-        sequences: tuple[SequenceView, ...] = ()
+    messages: tuple[Message, ...] = ()
+    trajectory: Trajectory | None = None
+    sequences: tuple[SequenceView, ...] = ()
+    with StoredEpisodes(database, folder.journal) as stored:
+        metrics, failure = stored.result(row)
+        try:
+            messages = stored.messages(episode_id)
+        except JournalError as err:
+            problems.append(f"the messages cannot be read: {err}")
+        try:
+            trajectory = stored.tokens(episode_id)
+        except Error as err:
+            problems.append(f"the tokens cannot be read: {err}")
         if trajectory is not None and not in_group:
-            sequences = sequences_of(database, segments, texts, (row, trajectory), messages)
+            sequences = sequences_of(database, stored, texts, (row, trajectory), messages)
         elif messages and not in_group:
             sequences = (sequence_of_messages(row, messages),)
     tokens = None
@@ -150,40 +150,6 @@ def episode_view(
     )
 
 
-def _messages(folder: RunFolder, sample: int | None, problems: list[str]) -> tuple[Message, ...]:
-    """Reads the kept messages of an episode; empty, with a problem, if they can't be read."""
-    if sample is None:
-        return ()
-    try:
-        return messages_of(folder.journal, sample)
-    except JournalError as err:
-        problems.append(f"the messages cannot be read: {err}")
-        return ()
-
-
-def _trajectory(segments: SegmentReader, ref: PayloadRef | None, problems: list[str]) -> Trajectory | None:
-    """Reads the trajectory of a row; None, with a problem, if it can't be read."""
-    if ref is None:
-        return None
-    try:
-        return read_trajectory(segments, ref)
-    except Error as err:
-        problems.append(f"the tokens cannot be read: {err}")
-        return None
-
-
-def result_of(folder: RunFolder, place: tuple[int, int], row: EpisodeDict) -> tuple[dict[str, float], str]:
-    """Returns the (metrics, failure message) of the result; both are empty if the log no longer has it."""
-    kind = EVAL if row["kind"] == "eval" else TRAIN
-    own = (kind, row["group"], row["episode"], row["attempt"])
-    for lease, outcome in results_in(entry_at(folder.journal / "segments", place)):
-        if tuple(lease) == own:
-            if isinstance(outcome, Failure):
-                return {}, outcome.message
-            return {item.name: item.value for item in outcome.metrics}, ""
-    return {}, ""
-
-
 def _tokens(
     trajectory: Trajectory, texts: TokenText, spans: Sequence[tuple[int, int, float]], max_tokens: int
 ) -> Tokens:
@@ -193,10 +159,10 @@ def _tokens(
     advantages = np.zeros(len(ids) if spans else 0)
     for start, end, value in spans:
         advantages[start:end] = value
-    shown: list[int] = ids[:num].tolist()
+    first_ids: list[int] = ids[:num].tolist()
     return Tokens(
-        pieces=[_clean(piece) for piece in texts.pieces(trajectory.policy, shown)],
-        ids=shown,
+        pieces=[_clean(piece) for piece in texts.pieces(trajectory.policy, first_ids)],
+        ids=first_ids,
         mask=wire.array(trajectory.mask, "uint8")[:num].tolist(),
         logprobs=wire.array(trajectory.behavior_logprobs, "float32")[:num].tolist(),
         advantages=advantages[:num].tolist(),

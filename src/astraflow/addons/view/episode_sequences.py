@@ -2,22 +2,21 @@
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from astraflow import wire
 from astraflow.addons.view.conversation import (
-    Block,
-    Part,
+    MessageBlock,
+    MessagePart,
     blocks_of_messages,
     blocks_of_trajectory,
     speaker_of,
 )
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.addons.view.search import EpisodeDict
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
 from astraflow.addons.view.trajectory_tree import Branch, Origin, branches_of
-from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.segments import SegmentReader
-from astraflow.errors import Error, JournalError
+from astraflow.errors import Error
 from astraflow.types import Item, Message, Trajectory
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "SequenceView",
     "Sibling",
     "place_of",
-    "read_trajectory",
     "sequence_of_messages",
     "sequences_of",
 ]
@@ -50,7 +48,7 @@ class SequenceView(Item, frozen=True, kw_only=True):
     origin: Origin = Origin()
     num_shared: int = 0
     """Number of messages at its beginning that the sequence it follows from has too."""
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[MessageBlock, ...] = ()
     is_left_out: bool = False
     """Whether its messages are missing because the others are too long, or because they can't be read."""
 
@@ -80,7 +78,7 @@ NO_PLACE = Place()
 
 def sequences_of(
     database: sqlite3.Connection,
-    segments: SegmentReader,
+    stored: StoredEpisodes,
     texts: TokenText,
     own: tuple[EpisodeDict, Trajectory],
     messages: Sequence[Message],
@@ -94,17 +92,24 @@ def sequences_of(
     rows = _rows(database, row)
     # The sequence that was asked for comes first, because the room may end.
     room = _MAX_CHARS
-    found: dict[int, Branch] = {}
-    for episode_id, ref in sorted(rows.items(), key=lambda each: each[0] != row["id"]):
+    by_id: dict[int, Branch] = {}
+    # Kept messages have roles also where the template has no marker for them.
+    roles = {message.content.strip(): message.role for message in messages if message.role != "assistant"}
+    for episode_id in sorted(rows, key=lambda each: each != row["id"]):
         try:
-            read = trajectory if episode_id == row["id"] else read_trajectory(segments, ref)
+            read = trajectory if episode_id == row["id"] else stored.tokens(episode_id)
         except Error:
             continue
-        blocks = _blocks(read, texts) if room > 0 else ()
+        if read is None:
+            continue
+        decode = partial(texts.text, read.policy)
+        blocks = blocks_of_trajectory(read, decode) if room > 0 else ()
         room -= sum(len(block.text) for block in blocks)
-        found[episode_id] = Branch(read, _with_roles(blocks, messages))
-    ids = [episode_id for episode_id in rows if episode_id in found]
-    branches = [found[episode_id] for episode_id in ids]
+        if roles:
+            blocks = tuple([_with_role(block, roles) for block in blocks])
+        by_id[episode_id] = Branch(read, blocks)
+    ids = [episode_id for episode_id in rows if episode_id in by_id]
+    branches = [by_id[episode_id] for episode_id in ids]
     origins = branches_of(branches)
     return tuple(
         [
@@ -125,16 +130,6 @@ def sequence_of_messages(row: EpisodeDict, messages: Sequence[Message]) -> Seque
     )
 
 
-def read_trajectory(segments: SegmentReader, ref: PayloadRef) -> Trajectory:
-    """Reads a trajectory from the journal. Raises: JournalError, WireError."""
-    try:
-        return wire.decode(segments.read(ref), Trajectory)
-    except OSError as err:
-        if isinstance(err, Error):
-            raise
-        raise JournalError(f"segment {ref.segment} is gone: {err.strerror}") from err
-
-
 def place_of(database: sqlite3.Connection, row: EpisodeDict) -> Place:
     """Finds the episodes before, after, and beside one. Raises: sqlite3.Error."""
     # The rows of an episode follow each other, and the first one has part 0.
@@ -144,64 +139,56 @@ def place_of(database: sqlite3.Connection, row: EpisodeDict) -> Place:
         "SELECT id, episode_idx, attempt, coalesce(score, reward), error IS NOT NULL FROM episodes "
         "WHERE group_id = ? AND kind = ? AND part = 0 ORDER BY episode_idx, attempt"
     )
-    found = database.execute(query, (row["group"], _kind(row))).fetchall()
-    at = next(
-        (i for i, each in enumerate(found) if (each[1], each[2]) == (row["episode"], row["attempt"])), 0
-    )
-    first = max(0, min(at - _MAX_SIBLINGS // 2, len(found) - _MAX_SIBLINGS))
+    rows = database.execute(query, (row["group"], _kind(row))).fetchall()
+    own = (row["episode"], row["attempt"])
+    at = next((idx for idx, each in enumerate(rows) if (each[1], each[2]) == own), 0)
+    first = max(0, min(at - _MAX_SIBLINGS // 2, len(rows) - _MAX_SIBLINGS))
     siblings = tuple(
         [
             Sibling(id=each[0], name=f"{each[1]}.{each[2]}", reward=each[3], has_error=bool(each[4]))
-            for each in found[first : first + _MAX_SIBLINGS]
+            for each in rows[first : first + _MAX_SIBLINGS]
         ]
     )
     return Place(
         older=_first(database, older, row["id"] - row["part"]),
         newer=_first(database, newer, row["id"]),
         siblings=siblings,
-        num_siblings=len(found),
+        num_siblings=len(rows),
     )
 
 
 def _first(database: sqlite3.Connection, query: str, episode_id: int) -> int | None:
-    found = database.execute(query, (episode_id,)).fetchone()
-    return found[0] if found else None
+    row = database.execute(query, (episode_id,)).fetchone()
+    return row[0] if row else None
 
 
 def _kind(row: EpisodeDict) -> int:
     return EVAL if row["kind"] == "eval" else TRAIN
 
 
-def _rows(database: sqlite3.Connection, row: EpisodeDict) -> dict[int, PayloadRef]:
-    """Maps the rows of an episode's sequences to their payloads, in the order of the sequences."""
+def _rows(database: sqlite3.Connection, row: EpisodeDict) -> list[int]:
+    """Returns the rows of an episode's sequences, in their order."""
     query = (
-        "SELECT id, segment, offset, length FROM episodes WHERE group_id = ? AND kind = ? "
+        "SELECT id FROM episodes WHERE group_id = ? AND kind = ? "
         "AND episode_idx = ? AND attempt = ? AND length IS NOT NULL ORDER BY part LIMIT ?"
     )
     values = (row["group"], _kind(row), row["episode"], row["attempt"], _MAX_SEQUENCES)
-    return {each[0]: PayloadRef(*each[1:]) for each in database.execute(query, values)}
+    return [each[0] for each in database.execute(query, values)]
 
 
-def _blocks(trajectory: Trajectory, texts: TokenText) -> tuple[Block, ...]:
-    return blocks_of_trajectory(trajectory, lambda ids: texts.text(trajectory.policy, ids))
-
-
-def _with_roles(blocks: Sequence[Block], messages: Sequence[Message]) -> tuple[Block, ...]:
-    """Adds roles from kept messages to blocks whose template has no marker for them."""
-    roles: Mapping[str, str] = {m.content.strip(): m.role for m in messages if m.role != "assistant"}
-    return tuple([_with_role(block, roles) for block in blocks]) if roles else tuple(blocks)
-
-
-def _with_role(block: Block, roles: Mapping[str, str]) -> Block:
+def _with_role(block: MessageBlock, roles: Mapping[str, str]) -> MessageBlock:
     role = roles.get(block.text.strip(), block.role) if block.turn == 0 else block.role
     if role == block.role:
         return block
     parts = block.parts
     if role == "tool":
         parts = tuple(
-            [Part(kind="result", pieces=part.pieces) if part.kind == "text" else part for part in parts]
+            [
+                MessagePart(kind="result", pieces=part.pieces) if part.kind == "text" else part
+                for part in parts
+            ]
         )
-    return Block(role=role, parts=parts, start=block.start)
+    return MessageBlock(role=role, parts=parts, start=block.start)
 
 
 def _view(episode_id: int, branch: Branch, origin: Origin, branches: Sequence[Branch]) -> SequenceView:

@@ -35,8 +35,8 @@ def reward_words(row: Mapping[str, Any], turn_rewards: Sequence[float], metrics:
         why.append(f"failed tool calls: {metrics['tool_errors']:.3g}")
     if row["finish"] == "length":
         why.append("cut off at the token limit")
-    said = "; ".join([words for words in why if words])
-    return f"{row['reward']:.3g}: {said}." if said else f"{row['reward']:.3g}."
+    reasons = "; ".join([words for words in why if words])
+    return f"{row['reward']:.3g}: {reasons}." if reasons else f"{row['reward']:.3g}."
 
 
 def _parts_words(metrics: Mapping[str, float]) -> str:

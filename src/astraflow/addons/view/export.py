@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from astraflow import wire
-from astraflow.addons.view.episode import result_of
 from astraflow.addons.view.filters import EpisodeFilter
-from astraflow.addons.view.said import Said
 from astraflow.addons.view.search import EpisodeDict, all_found
-from astraflow.addons.view.tables_copy import messages_of
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
-from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.segments import SegmentReader
+from astraflow.addons.view.word_search import WordSearch
 from astraflow.errors import ConfigError, Error
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Message, Trajectory
 
-__all__ = ["EPISODE_COLUMNS", "check_parquet", "exported", "json_line", "write_parquet"]
+__all__ = ["EPISODE_COLUMNS", "exported", "json_line", "load_pyarrow", "write_parquet"]
 
 _ROW_GROUP = 1000
 EPISODE_COLUMNS = {
@@ -61,7 +58,7 @@ EPISODE_COLUMNS = {
 
 
 def exported(
-    database: sqlite3.Connection, folder: RunFolder, wanted: EpisodeFilter, *, limit: int
+    database: sqlite3.Connection, folder: RunFolder, filters: EpisodeFilter, *, limit: int
 ) -> Iterator[EpisodeDict]:
     """Yields up to `limit` episodes, newest first, each with what was said. Raises: sqlite3.Error.
 
@@ -71,35 +68,28 @@ def exported(
     longer available is empty.
     """
     texts = TokenText(folder)
-    segments = SegmentReader(folder.journal / "segments")
-    try:
-        said = Said(database, segments, texts)
-        for row in all_found(database, wanted, limit=limit, said=said):
-            columns = "segment, offset, length, log_segment, log_offset, sample"
-            query = f"SELECT {columns} FROM episodes WHERE id = ?"
-            *place, log_segment, log_offset, sample = database.execute(query, (row["id"],)).fetchone()
+    with StoredEpisodes(database, folder.journal) as stored:
+        words = WordSearch(database, stored, texts)
+        for row in all_found(database, filters, limit=limit, words=words):
             text = completion = ""
-            messages: list[dict[str, str]] = []
-            metrics: dict[str, float] = {}
-            with contextlib.suppress(Error, OSError):
-                metrics, _ = result_of(folder, (log_segment, log_offset), row)
-            with contextlib.suppress(Error, OSError):
-                if place[2] is not None:
-                    trajectory = wire.decode(segments.read(PayloadRef(*place)), Trajectory)
+            messages: Sequence[Message] = ()
+            with contextlib.suppress(Error):
+                if (trajectory := stored.tokens(row["id"])) is not None:
                     ids = wire.array(trajectory.token_ids, "int32").tolist()
                     text = texts.text(trajectory.policy, ids)
                     completion = _sampled_text(trajectory, ids, texts)
             with contextlib.suppress(Error):
-                if sample is not None:
-                    kept = messages_of(folder.journal, sample)
-                    messages = [_plain(message) for message in kept]
-                    text = text or "\n".join(message.content for message in kept)
-                    replies = [message.content for message in kept if message.role == "assistant"]
-                    completion = completion or "\n".join(replies)
-            found = {"text": text, "completion": completion, "messages": messages, "metrics": metrics}
-            yield {**row, **found}
-    finally:
-        segments.close()
+                messages = stored.messages(row["id"])
+                text = text or "\n".join(message.content for message in messages)
+                replies = [message.content for message in messages if message.role == "assistant"]
+                completion = completion or "\n".join(replies)
+            yield {
+                **row,
+                "text": text,
+                "completion": completion,
+                "messages": [_plain(message) for message in messages],
+                "metrics": stored.result(row)[0],
+            }
 
 
 def _plain(message: Message) -> dict[str, str]:
@@ -124,12 +114,7 @@ def json_line(row: EpisodeDict) -> bytes:
     return json.dumps(row).encode("ascii") + b"\n"
 
 
-def check_parquet() -> None:
-    """Checks that Parquet can be written. Raises: ConfigError if pyarrow is not installed."""
-    _pyarrow()
-
-
-def _pyarrow() -> Any:
+def load_pyarrow() -> Any:
     """Imports pyarrow, which the extra `parquet` installs. Raises: ConfigError if it is missing."""
     try:
         import_module("pyarrow.parquet")
@@ -140,7 +125,7 @@ def _pyarrow() -> Any:
 
 def write_parquet(rows: Iterable[EpisodeDict], out: Path | BinaryIO) -> int:
     """Writes rows to a file and returns their number. Raises: ConfigError without pyarrow; OSError."""
-    arrow = _pyarrow()
+    arrow = load_pyarrow()
     schema = arrow.schema([(name, arrow.type_for_alias(kind)) for name, kind in EPISODE_COLUMNS.items()])
     num = 0
     with arrow.parquet.ParquetWriter(out, schema, compression="zstd") as writer:

@@ -32,9 +32,9 @@ def facets(database: sqlite3.Connection, chosen: Mapping[str, str]) -> dict[str,
     Raises: sqlite3.Error.
     """
     newest = int(database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0)
-    found = {column: defaultdict[str, set[tuple[Any, ...]]](set) for column in _COLUMNS}
+    episodes_of = {column: defaultdict[str, set[tuple[Any, ...]]](set) for column in _COLUMNS}
     every: set[tuple[Any, ...]] = set()
-    wanted = {column: chosen[column] for column in _COLUMNS if chosen.get(column)}
+    filters = {column: chosen[column] for column in _COLUMNS if chosen.get(column)}
     for row in database.execute(_QUERY, {"train": TRAIN, "after": newest - _NUM_COUNTED}):
         values: dict[str, str | None] = dict(
             zip(_COLUMNS, ("eval" if row[0] == EVAL else "train", *row[1:-3]), strict=True)
@@ -42,12 +42,12 @@ def facets(database: sqlite3.Connection, chosen: Mapping[str, str]) -> dict[str,
         episode = (row[0], *row[-3:])
         every.add(episode)
         for column in _COLUMNS:
-            others = all(_has(values, name, value) for name, value in wanted.items() if name != column)
+            others = all(_has(values, name, value) for name, value in filters.items() if name != column)
             if others and (value := values[column]) is not None:
-                found[column][value].add(episode)
+                episodes_of[column][value].add(episode)
     counts = {
         column: Counter({value: len(episodes) for value, episodes in of_values.items()})
-        for column, of_values in found.items()
+        for column, of_values in episodes_of.items()
     }
     return {
         "num_counted": len(every),
@@ -55,13 +55,13 @@ def facets(database: sqlite3.Connection, chosen: Mapping[str, str]) -> dict[str,
     }
 
 
-def _has(values: Mapping[str, str | None], column: str, wanted: str) -> bool:
-    if column == "error" and wanted in {"any", "none"}:
-        return (values[column] is None) == (wanted == "none")
+def _has(values: Mapping[str, str | None], column: str, choice: str) -> bool:
+    if column == "error" and choice in {"any", "none"}:
+        return (values[column] is None) == (choice == "none")
     if column == "worker":
-        return values[column] == wanted or str(values[column]).startswith(f"{wanted}.")
+        return values[column] == choice or str(values[column]).startswith(f"{choice}.")
     # A range that is none of the three counted ones can't be applied to the counts.
-    return values[column] == wanted or (column == "reward" and wanted not in _REWARDS)
+    return values[column] == choice or (column == "reward" and choice not in _REWARDS)
 
 
 _REWARDS = {"..0", "0.000001..0.999999", "1.."}

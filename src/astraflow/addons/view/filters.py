@@ -87,7 +87,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 
 def filter_of(values: Mapping[str, str]) -> EpisodeFilter:
     """Makes a filter from texts, ignoring empty ones. Raises: ConfigError, which names the wrong filter."""
-    found: dict[str, str | Range] = {}
+    arguments: dict[str, str | Range] = {}
     for name, text in values.items():
         if name not in FILTER_NAMES:
             raise ConfigError(f"{name!r} is not a filter of episodes{hint(name, FILTER_NAMES)}")
@@ -100,5 +100,5 @@ def filter_of(values: Mapping[str, str]) -> EpisodeFilter:
             raise ConfigError(f"{name} = {text!r} is none of {', '.join(choices)}{hint(text, choices)}")
         if name == "group" and not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
             raise ConfigError(f"group = {text!r} is not the number of a group")
-        found[name] = Range.parse(name, text) if name in _RANGES else text
-    return EpisodeFilter(**found)  # pyright: ignore[reportArgumentType] # ranges where ranges belong
+        arguments[name] = Range.parse(name, text) if name in _RANGES else text
+    return EpisodeFilter(**arguments)  # pyright: ignore[reportArgumentType] # ranges where ranges belong

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from astraflow.addons.view.log_tail import LogEntry, Place
+from astraflow.addons.view.log_tail import LogEntry, Position
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.dataflow.core.commands import EpisodeFacts, RecordResult
 from astraflow.dataflow.journal.records import decode_commands, decode_records
 from astraflow.errors import JournalError
 from astraflow.types import Failure
 
-__all__ = ["Lease", "OpenGroup", "OpenGroups", "facts_in", "lease_of", "results_in"]
+__all__ = ["LeaseId", "OpenGroup", "OpenGroups", "facts_in", "lease_of", "results_in"]
 
 _LEASE_ID = re.compile(r"(e?)(\d{1,18})\.(\d{1,18})\.(\d{1,18})")
 _MAX_OPEN = 20_000
@@ -28,7 +28,7 @@ Fate = tuple[int, int | None, int]
 """(id of the fate's name, step counted from 1, staleness)."""
 
 
-class Lease(NamedTuple):
+class LeaseId(NamedTuple):
     """The parts of a lease's id."""
 
     kind: int
@@ -37,12 +37,12 @@ class Lease(NamedTuple):
     attempt: int
 
 
-def lease_of(lease_id: str) -> Lease | None:
+def lease_of(lease_id: str) -> LeaseId | None:
     """Parses the id of a lease; returns None if the dataflow doesn't issue such ids."""
     match = _LEASE_ID.fullmatch(lease_id)
     if match is None:
         return None
-    return Lease(EVAL if match[1] else TRAIN, int(match[2]), int(match[3]), int(match[4]))
+    return LeaseId(EVAL if match[1] else TRAIN, int(match[2]), int(match[3]), int(match[4]))
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class OpenGroup:
 class OpenGroups:
     """The groups that are still in memory. Example: `groups.get(TRAIN, 17).good`."""
 
-    def __init__(self, database: sqlite3.Connection, entry_at: Callable[[Place], LogEntry | None]) -> None:
+    def __init__(self, database: sqlite3.Connection, entry_at: Callable[[Position], LogEntry | None]) -> None:
         self._database = database
         self._entry_at = entry_at
         self._open: dict[tuple[int, int], OpenGroup] = {}
@@ -104,7 +104,7 @@ class OpenGroups:
             "SELECT e.id, e.episode_idx, e.part, n.name, e.log_segment, e.log_offset, e.error IS NULL "
             "FROM episodes e LEFT JOIN names n ON n.id = e.policy WHERE e.group_id = ? AND e.kind = ?"
         )
-        places: set[Place] = set()
+        places: set[Position] = set()
         for row_id, idx, part, policy, segment, offset, is_good in self._database.execute(
             query, (group_id, kind)
         ):
@@ -122,14 +122,14 @@ class OpenGroups:
 
 def facts_in(entry: LogEntry | None, group_id: int) -> dict[int, EpisodeFacts]:
     """Returns the facts about a group's training episodes in one log entry; empty if it can't be read."""
-    found: dict[int, EpisodeFacts] = {}
+    facts: dict[int, EpisodeFacts] = {}
     for lease, outcome in results_in(entry):
         if (lease.kind, lease.group_id) == (TRAIN, group_id) and isinstance(outcome, EpisodeFacts):
-            found.setdefault(lease.episode_idx, outcome)
-    return found
+            facts.setdefault(lease.episode_idx, outcome)
+    return facts
 
 
-def results_in(entry: LogEntry | None) -> Iterator[tuple[Lease, EpisodeFacts | Failure]]:
+def results_in(entry: LogEntry | None) -> Iterator[tuple[LeaseId, EpisodeFacts | Failure]]:
     """Yields the results in one entry of the log; nothing if it can't be read."""
     if entry is None:
         return

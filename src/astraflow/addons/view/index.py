@@ -1,7 +1,7 @@
 """The index of one run folder, which one process fills step by step from the journal.
 
     journal/segments  ->  episodes, groups, happenings, versions   (`Booker`)
-    journal.sqlite    ->  texts of kept messages, busy spans
+    journal.sqlite    ->  which messages were kept, busy spans
 
 The run folder is only read, except for its subfolder `view/`. If that folder isn't writable, the index is a
 temporary file. Several processes may show the same run: the one that holds the lock fills the index, and all
@@ -21,18 +21,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from astraflow.addons.view.advantages import Advantages
 from astraflow.addons.view.booking import Booker
 from astraflow.addons.view.groups import OpenGroups
-from astraflow.addons.view.log_tail import LogEntry, LogGap, LogTail, Place, entry_at
+from astraflow.addons.view.log_tail import LogEntry, LogGap, LogTail, Position, entry_at
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import INDEX_VERSION, create, open_to_fill, open_to_read
 from astraflow.addons.view.tables_copy import TablesCopy
 from astraflow.dataflow.journal.journal_db import DATABASE
-from astraflow.dataflow.journal.records import decode_plan
-from astraflow.dataflow.journal.segments import RECORDS
+from astraflow.dataflow.journal.reader import JournalTables
+from astraflow.dataflow.journal.records import decode_plan, decode_records
+from astraflow.dataflow.journal.segments import PLAN, RECORDS
 from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
 
@@ -101,9 +100,11 @@ class RunIndex:
                     return self._refresh(deadline_s)
                 except (sqlite3.DatabaseError, _StaleIndexError) as err:
                     self._forget()
-                    if _is_trouble(err):
+                    code = getattr(err, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+                    if code & 0xFF in _TROUBLE:  # the machine is at fault rather than the index
                         raise
-                    self._delete()
+                    for ending in ("", "-wal", "-shm"):
+                        Path(f"{self.path}{ending}").unlink(missing_ok=True)
             return self._refresh(deadline_s)
 
     def _refresh(self, deadline_s: float) -> bool:
@@ -123,10 +124,6 @@ class RunIndex:
         if self._filling is not None:
             self._filling.close()
             self._filling = None
-
-    def _delete(self) -> None:
-        for ending in ("", "-wal", "-shm"):
-            Path(f"{self.path}{ending}").unlink(missing_ok=True)
 
     def _place(self) -> Path:
         """Returns the folder of the index: `view/` in the run folder or, if that isn't writable, a temporary
@@ -171,11 +168,6 @@ _TROUBLE = frozenset(
     ]
 )
 """What a new index would meet as well, such as a full disk."""
-
-
-def _is_trouble(err: Exception) -> bool:
-    """Whether the machine is at fault rather than the index."""
-    return getattr(err, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _TROUBLE
 
 
 class _Filling:
@@ -232,12 +224,13 @@ class _Filling:
     # --- the log ---
 
     def _follow_log(self, deadline_s: float) -> bool:
-        begun = self._tail.place
-        first = begun
+        start = self._tail.place
+        first = start
         try:
             if self._tail.is_ahead:
                 raise _StaleIndexError
             for item in self._tail.read():
+                self._begin()
                 self._take(item)
                 first = item.begin if isinstance(item, LogEntry) else first
                 if self._booker.num_waiting >= _FLUSH_ROWS:
@@ -247,7 +240,7 @@ class _Filling:
                     return False
         except OSError as err:
             self.note(f"the journal cannot be read: {err}")
-        if self._tail.place != begun:
+        if self._tail.place != start or self._database.in_transaction:
             self._flush(first)
         return True
 
@@ -261,8 +254,13 @@ class _Filling:
         except JournalError as err:
             self.note(f"records at byte {item.begin[1]} of segment {item.begin[0]} are left out: {err}")
 
-    def _flush(self, last_entry: Place) -> None:
-        self._database.execute("BEGIN IMMEDIATE")
+    def _begin(self) -> None:
+        """Begins a transaction, which `_flush` ends."""
+        if not self._database.in_transaction:
+            self._database.execute("BEGIN IMMEDIATE")
+
+    def _flush(self, last_entry: Position) -> None:
+        self._begin()
         try:
             self._booker.flush()
             self._set_meta("place", _text_of(self._tail.place))
@@ -288,8 +286,8 @@ class _Filling:
     @staticmethod
     def _seq_of(entry: LogEntry) -> int:
         """Returns the number of an entry's first record; 0 if it has none."""
-        records = msgspec.msgpack.decode(entry.data, type=list[tuple[int, float, bytes, bytes, bytes]])
-        return records[0][0] if records else 0
+        records = decode_records(entry.data)
+        return records[0].seq if records else 0
 
     def _advantages(self) -> dict[str, Advantages]:
         try:
@@ -310,29 +308,26 @@ class _Filling:
         self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
-def _place_of(text: str) -> Place:
+def _place_of(text: str) -> Position:
     segment, _, offset = (text or "0 0").partition(" ")
     return int(segment), int(offset)
 
 
-def _text_of(place: Place) -> str:
+def _text_of(place: Position) -> str:
     return f"{place[0]} {place[1]}"
 
 
 def run_id_of(folder: RunFolder) -> str:
     """Returns the id of the run in a folder; empty if it can't be determined."""
-    with contextlib.suppress(sqlite3.Error, OSError):
-        path = folder.journal / DATABASE
-        if not path.is_file():
-            raise FileNotFoundError(path)
-        uri = f"{path.resolve().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
-            row = database.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
-            if row is not None:
-                return str(row[0])
-    # Without the tables, the id is in the log's first plan, if compaction hasn't dropped it.
     with contextlib.suppress(JournalError, OSError):
+        # The log's first entry is the first plan, unless compaction has dropped it.
         for item in LogTail(folder.journal / "segments", (0, 0)).read():
             if isinstance(item, LogEntry):
-                return "" if item.kind == RECORDS else decode_plan(item.data).run_id
+                if item.kind == PLAN:
+                    return decode_plan(item.data).run_id
+                break
+    with contextlib.suppress(JournalError, OSError):
+        if (folder.journal / DATABASE).is_file():
+            with JournalTables(folder.journal) as tables:
+                return tables.meta("run_id")
     return ""

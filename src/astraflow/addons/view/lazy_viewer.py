@@ -13,17 +13,21 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
-from astraflow.addons.view.startup_page import StartupPage
+from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
 from astraflow.processes.program import PRIVATE_VARIABLE, TOKEN_VARIABLE
 from astraflow.report.view import RunPage, ShownRun
 from astraflow.service.kept_process import Care, KeptProcess
 from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE
 from astraflow.service.readable import until_readable
 
-__all__ = ["DEFAULT_PORT", "LazyViewer", "free_listener", "make_viewer"]
+__all__ = ["DEFAULT_PORT", "LazyViewer", "free_listener", "make_viewer", "startup_page"]
 
 _HOST = "127.0.0.1"
 DEFAULT_PORT = 7433
@@ -31,6 +35,10 @@ DEFAULT_PORT = 7433
 _PAUSE_S = 2.0
 """Pause before a viewer is restarted, so that a viewer that fails immediately doesn't occupy a CPU."""
 _GRACE_S = 1.0
+_POLL_S = 0.02
+_ACCEPT_PAUSE_S = 0.1
+_READ_S = 5.0
+"""Longest pause allowed within a client's request."""
 _MODULE = "astraflow.addons.view.process"
 
 
@@ -64,25 +72,28 @@ class LazyViewer(RunPage):
             try:
                 await self._run_viewer(listener)
             except OSError as err:
-                self._log(f"the viewer cannot be started: {err}")
+                with contextlib.suppress(OSError), self._log_path.open("a", encoding="utf-8") as log:
+                    log.write(f"the viewer cannot be started: {err}\n")
             await asyncio.sleep(_PAUSE_S)
 
     async def _run_viewer(self, listener: socket.socket) -> None:
         """Runs one viewer until it ends; ends it when cancelled. Raises: OSError."""
         ready_fd, tells_fd = os.pipe()  # closes when the viewer is ready or has ended
         fds = (listener.fileno(), tells_fd)
+        private = {TOKEN_VARIABLE, PRIVATE_VARIABLE, LIFE_FD_VARIABLE, PARENT_FD_VARIABLE}
+        env = {name: value for name, value in os.environ.items() if name not in private}
         # -P keeps the current folder, which may contain any modules, off the import path.
         argv = [sys.executable, "-P", "-m", _MODULE, str(self._run_dir), *map(str, fds)]
         try:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             with self._log_path.open("ab", buffering=0) as log:
                 process = await KeptProcess.start(
-                    argv, env=_environment(), stdout=log, stderr=log, fds=fds, care=Care(grace_s=_GRACE_S)
+                    argv, env=env, stdout=log, stderr=log, fds=fds, care=Care(grace_s=_GRACE_S)
                 )
             os.close(tells_fd)
             tells_fd = -1
             try:
-                with StartupPage(listener):
+                with startup_page(listener):
                     await until_readable(ready_fd)  # at end of file: the viewer is ready or has ended
                 await process.ended.wait()
             finally:
@@ -91,10 +102,6 @@ class LazyViewer(RunPage):
             for each in (ready_fd, tells_fd):
                 if each >= 0:
                     os.close(each)
-
-    def _log(self, text: str) -> None:
-        with contextlib.suppress(OSError), self._log_path.open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
 
 
 def free_listener(host: str, port: int) -> socket.socket:
@@ -118,12 +125,6 @@ def free_listener(host: str, port: int) -> socket.socket:
     raise OSError(f"no port of {host} can be bound; is it an address of this machine?")
 
 
-def _environment() -> dict[str, str]:
-    """Returns the launching process's environment without variables for services only, such as tokens."""
-    dropped = {TOKEN_VARIABLE, PRIVATE_VARIABLE, LIFE_FD_VARIABLE, PARENT_FD_VARIABLE}
-    return {name: value for name, value in os.environ.items() if name not in dropped}
-
-
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -133,3 +134,78 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def make_viewer(run: ShownRun) -> LazyViewer | None:
     """Makes the viewer of a run; returns None if its recipe has `view: false`."""
     return LazyViewer(run.folder.path, run.folder.logs / "viewer.log") if run.has_link else None
+
+
+# --- while the viewer starts ----------------------------------------------------------------------
+
+
+@contextmanager
+def startup_page(listener: socket.socket) -> Generator[None]:
+    """Serves the page while the viewer is still starting, which takes seconds on a busy machine.
+
+    The empty page loads immediately. Its requests for data wait until the viewer accepts connections. Then a
+    redirect to the same address sends them to the viewer.
+    """
+    server = _StartupServer(listener)
+    thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="startup page", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.is_over.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _StartupServer(ThreadingHTTPServer):
+    """Accepts from the socket that the viewer also accepts from. A slow client doesn't block others."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(listener.getsockname()[:2], _StartupHandler, bind_and_activate=False)
+        # The base class has made its own socket. Use a duplicate of the listener instead, so that closing the
+        # server leaves the listener open for the viewer.
+        self.socket.close()
+        self.socket = listener.dup()
+        self.files = page_files()
+        self.is_over = threading.Event()
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Accepts a connection. After an error, e.g. too many open files, pauses before the next attempt."""
+        try:
+            return super().get_request()
+        except OSError:
+            self.is_over.wait(_ACCEPT_PAUSE_S)
+            raise
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignores clients that disconnect in the middle of a request."""
+        del request, client_address
+
+
+class _StartupHandler(BaseHTTPRequestHandler):
+    timeout = _READ_S
+
+    def do_GET(self) -> None:
+        server = cast("_StartupServer", self.server)
+        if (file := server.files.get(self.path.partition("?")[0])) is not None:
+            media_type, content = file
+            self._answer(200, {"content-type": media_type}, content)
+        elif self.path.startswith("/api/"):
+            server.is_over.wait()
+            self._answer(307, {"location": self.path}, b"")
+        else:
+            self._answer(404, {}, b"")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs nothing: the launcher's terminal is for the run."""
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.send_response(status)
+        for name, value in {**PAGE_HEADERS, **headers, "content-length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)

@@ -57,15 +57,15 @@ def _thinned(rows: list[tuple[_Row, int, bytes]]) -> list[tuple[_Row, int, bytes
     for idx, (row, _, _) in enumerate(rows):
         if row.kind == "step":
             stretches.setdefault((row.policy, row.step // length), []).append(idx)
-    kept = {idx for idx, (row, _, _) in enumerate(rows) if row.kind != "step"}
+    chosen = {idx for idx, (row, _, _) in enumerate(rows) if row.kind != "step"}
     for members in stretches.values():
-        kept.add(members[0])
-        kept |= {
+        chosen.add(members[0])
+        chosen |= {
             max(members, key=lambda idx, name=name: abs(getattr(rows[idx][0], name) or 0.0))
             for name in _SPIKES
         }
-    kept.add(len(rows) - 1)  # what the page shows as the newest value
-    return [rows[idx] for idx in sorted(kept)]
+    chosen.add(len(rows) - 1)  # what the page shows as the newest value
+    return [rows[idx] for idx in sorted(chosen)]
 
 
 def _row_of(line: bytes) -> _Row | None:

@@ -1,6 +1,7 @@
 """Names of policies, services, errors, fates, and tasks. The index stores each once; rows refer to its id."""
 
 import sqlite3
+from functools import lru_cache
 
 __all__ = ["Names"]
 
@@ -11,64 +12,30 @@ _MAX_NAMES = 100_000
 
 
 class Names:
-    """Assigns ids to names. Example: `names.id_of("actor")`, then `names.flush()`."""
+    """Assigns ids to names, within the caller's transaction. Example: `Names(index).id_of("actor")`."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
-        self._names = _Table(database, "names", _MAX_NAMES)
-        self._tasks = _Table(database, "tasks", _MAX_TASKS)
         self._database = database
-        self._seen: set[tuple[str, int]] = {
-            (row[0], row[1]) for row in database.execute("SELECT * FROM seen")
-        }
-        self._new_seen: list[tuple[str, int]] = []
+        self._name_id = lru_cache(_MAX_NAMES)(self._look_up)
+        self.task_id_of = lru_cache(_MAX_TASKS)(self._look_up_task)
+        """Returns the id of a task."""
 
     def id_of(self, name: str, column: str = "") -> int:
         """Returns the id of a name that isn't a task's. `column` of `episodes` is where the name occurs."""
-        found = self._names.id_of(name)
-        if column and (column, found) not in self._seen:
-            self._seen.add((column, found))
-            self._new_seen.append((column, found))
-        return found
+        return self._name_id(name, column)
 
-    def task_id_of(self, name: str) -> int:
-        """Returns the id of a task."""
-        return self._tasks.id_of(name)
+    def _look_up(self, name: str, column: str) -> int:
+        name_id = self._id_in("names", name)
+        if column:
+            self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (column, name_id))
+        return name_id
 
-    def flush(self) -> None:
-        """Writes new names to the tables. Raises: sqlite3.Error."""
-        self._names.flush()
-        self._tasks.flush()
-        self._database.executemany("INSERT OR IGNORE INTO seen VALUES (?, ?)", self._new_seen)
-        self._new_seen.clear()
+    def _look_up_task(self, name: str) -> int:
+        return self._id_in("tasks", name)
 
-
-class _Table:
-    def __init__(self, database: sqlite3.Connection, table: str, most: int) -> None:
-        self._database = database
-        self._table = table
-        self._most = most
-        self._known: dict[str, int] = {}
-        self._new: list[tuple[int, str]] = []
-        newest = database.execute(f"SELECT max(id) FROM {table}").fetchone()[0]
-        self._next_id = (newest or 0) + 1
-
-    def id_of(self, name: str) -> int:
-        if (known := self._known.get(name)) is not None:
-            return known
-        # New names stay cached until they are in the table, because they can't be looked up before that.
-        if len(self._known) - len(self._new) >= self._most:
-            self._known = {name: idx for idx, name in self._new}
-        query = f"SELECT id FROM {self._table} WHERE name = ?"
-        row = self._database.execute(query, (name,)).fetchone()
+    def _id_in(self, table: str, name: str) -> int:
+        row = self._database.execute(f"SELECT id FROM {table} WHERE name = ?", (name,)).fetchone()
         if row is not None:
-            found = int(row[0])
-        else:
-            found = self._next_id
-            self._next_id += 1
-            self._new.append((found, name))
-        self._known[name] = found
-        return found
-
-    def flush(self) -> None:
-        self._database.executemany(f"INSERT INTO {self._table} VALUES (?, ?)", self._new)
-        self._new.clear()
+            return int(row[0])
+        added = self._database.execute(f"INSERT INTO {table} (name) VALUES (?) RETURNING id", (name,))
+        return int(added.fetchone()[0])

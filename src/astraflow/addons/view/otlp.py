@@ -42,9 +42,9 @@ class Collector:
         self._endpoint = endpoint.rstrip("/")
         self._run = run
         self._scope = scope.InstrumentationScope("astraflow")
-        told = {"headers": dict(headers or {})}
-        self._spans = span_exporter.OTLPSpanExporter(endpoint=f"{self._endpoint}/v1/traces", **told)
-        self._metrics = metric_exporter.OTLPMetricExporter(endpoint=f"{self._endpoint}/v1/metrics", **told)
+        options = {"headers": dict(headers or {})}
+        self._spans = span_exporter.OTLPSpanExporter(endpoint=f"{self._endpoint}/v1/traces", **options)
+        self._metrics = metric_exporter.OTLPMetricExporter(endpoint=f"{self._endpoint}/v1/metrics", **options)
         self._resources: dict[str, Any] = {}
 
     def send(self, spans: Sequence[Span]) -> None:
@@ -71,8 +71,8 @@ class Collector:
             return
         scopes = [sdk.ScopeMetrics(scope=self._scope, metrics=metrics, schema_url="")]
         resource = self._resource("dataflow")
-        found = sdk.ResourceMetrics(resource=resource, scope_metrics=scopes, schema_url="")
-        self._check(self._metrics.export(sdk.MetricsData(resource_metrics=[found])), "metrics")
+        of_run = sdk.ResourceMetrics(resource=resource, scope_metrics=scopes, schema_url="")
+        self._check(self._metrics.export(sdk.MetricsData(resource_metrics=[of_run])), "metrics")
 
     def close(self) -> None:
         """Closes the connections."""
@@ -88,8 +88,12 @@ class Collector:
 
     def _resource(self, service: str) -> Any:
         if service not in self._resources:
-            named = {"service.name": service, "service.namespace": "astraflow", "astraflow.run": self._run}
-            self._resources[service] = self._resources_sdk.Resource(named)
+            attributes = {
+                "service.name": service,
+                "service.namespace": "astraflow",
+                "astraflow.run": self._run,
+            }
+            self._resources[service] = self._resources_sdk.Resource(attributes)
         return self._resources[service]
 
     def _span(self, span: Span) -> Any:
@@ -112,9 +116,9 @@ class Collector:
 
     def _point(self, row: MetricRow, value: float) -> Any:
         at_ns = round(row.at_s * 1e9)
-        told: dict[str, str | int] = {"policy": row.policy, "step": row.step}
+        attributes: dict[str, str | int] = {"policy": row.policy, "step": row.step}
         if row.eval_set:
-            told["eval_set"] = row.eval_set
+            attributes["eval_set"] = row.eval_set
         return self._metrics_sdk.NumberDataPoint(
-            attributes=told, start_time_unix_nano=at_ns, time_unix_nano=at_ns, value=float(value)
+            attributes=attributes, start_time_unix_nano=at_ns, time_unix_nano=at_ns, value=float(value)
         )

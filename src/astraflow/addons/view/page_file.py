@@ -15,7 +15,7 @@ import msgspec
 from astraflow.addons.view.episode import EpisodeView
 from astraflow.addons.view.viewer_page import page_files
 
-__all__ = ["episode_file", "page_file"]
+__all__ = ["encode_json", "episode_file", "page_file"]
 
 
 def episode_file(view: EpisodeView, run: str) -> bytes:
@@ -23,13 +23,13 @@ def episode_file(view: EpisodeView, run: str) -> bytes:
     number = view.row["id"]
     answers = {
         "api/runs": msgspec.json.encode([{"name": run, "sweep": ""}]),
-        f"api/runs/{run}/episodes/{number}": _json(view),
+        f"api/runs/{run}/episodes/{number}": encode_json(view),
     }
     return page_file(f"Episode {number} of {run}", f"#/r/{quote(run, safe='')}/episode/{number}", answers)
 
 
-def _json(value: object) -> bytes:
-    """Encodes a value as JSON, also if a text has half a surrogate pair."""
+def encode_json(value: object) -> bytes:
+    """Encodes a value as JSON, also if a text has half a surrogate pair. NaN and infinity become null."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

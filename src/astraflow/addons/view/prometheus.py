@@ -47,6 +47,7 @@ _WORKER_FIGURES: tuple[tuple[str, str, str, Callable[[WorkerStatus, float], floa
         lambda w, now_s: max(0.0, now_s - w.last_seen_s),
     ),
 )
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _Row = tuple[dict[str, str], float]
 """One sample: its labels and its value."""
 
@@ -156,14 +157,6 @@ def _family(name: str, kind: str, text: str, rows: Sequence[_Row]) -> Iterator[s
     yield f"# HELP astraflow_{name} {text}"
     yield f"# TYPE astraflow_{name} {kind}"
     for labels, value in rows:
-        yield f"astraflow_{name}{_format_labels(labels)} {float(value)!r}"
-
-
-def _format_labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items()) + "}"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        pairs = ",".join([f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items()])
+        braced = f"{{{pairs}}}" if pairs else ""
+        yield f"astraflow_{name}{braced} {float(value)!r}"

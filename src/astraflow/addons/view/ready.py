@@ -70,8 +70,8 @@ def _discarded(database: sqlite3.Connection, after: int) -> dict[int, str]:
     """Episodes of groups that weren't trained on, with the reason."""
     condition = "fate IN (SELECT id FROM names WHERE name NOT IN ('trained', 'live'))"
     note = "(SELECT name FROM names WHERE names.id = fate)"
-    found = _notes(database, condition, "id DESC", note, after)
-    return {idx: f"{fate}: {_REASONS[fate]}" if fate in _REASONS else fate for idx, fate in found.items()}
+    fates = _notes(database, condition, "id DESC", note, after)
+    return {idx: f"{fate}: {_REASONS[fate]}" if fate in _REASONS else fate for idx, fate in fates.items()}
 
 
 def _worst(database: sqlite3.Connection, after: int) -> dict[int, str]:
@@ -81,8 +81,8 @@ def _worst(database: sqlite3.Connection, after: int) -> dict[int, str]:
         "reward IS NOT NULL AND task IS NOT NULL GROUP BY task HAVING num >= ? "
         "ORDER BY mean, num DESC LIMIT ?"
     )
-    found = database.execute(query, (after, _MIN_TIMES, _NUM_SHOWN))
-    return {row[0]: f"mean {row[1]:.2f} of {row[2]} times" for row in found}
+    rows = database.execute(query, (after, _MIN_TIMES, _NUM_SHOWN))
+    return {row[0]: f"mean {row[1]:.2f} of {row[2]} times" for row in rows}
 
 
 def _improved(database: sqlite3.Connection, after: int) -> dict[int, str]:
@@ -94,9 +94,9 @@ def _improved(database: sqlite3.Connection, after: int) -> dict[int, str]:
         "ORDER BY b.reward - a.reward DESC, b.id DESC LIMIT ?"
     )
     for kind in (EVAL, TRAIN):
-        found = database.execute(query, (after, kind, _NUM_SHOWN)).fetchall()
-        if found:
-            return {row[0]: f"{row[1]:.3g} at first, now {row[2]:.3g}" for row in found}
+        rows = database.execute(query, (after, kind, _NUM_SHOWN)).fetchall()
+        if rows:
+            return {row[0]: f"{row[1]:.3g} at first, now {row[2]:.3g}" for row in rows}
     return {}
 
 

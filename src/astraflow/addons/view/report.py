@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message
 from astraflow.addons.view.app import make_app
 from astraflow.addons.view.page_file import page_file
 from astraflow.addons.view.ready import READY
-from astraflow.addons.view.runs import ShownRun, ShownRuns
+from astraflow.addons.view.runs import ViewedRuns
 from astraflow.errors import Error
 from astraflow.report.ending import known_end
 
@@ -31,21 +31,16 @@ _Row = dict[str, Any]
 
 def report_file(run_dirs: Sequence[Path]) -> bytes:
     """Makes the file that shows runs, and compares them if there are several. Raises: OSError."""
-    with contextlib.closing(ShownRuns(run_dirs)) as runs:
+    with contextlib.closing(ViewedRuns(run_dirs)) as runs:
         for run in runs.all():
-            _complete(run)
+            run.index.fill()
+            with contextlib.suppress(Error, OSError):  # the page says why a summary can't be computed
+                if known_end(run.folder).state != "running":
+                    run.summary.wait()
         return asyncio.run(_report_of(runs))
 
 
-def _complete(run: ShownRun) -> None:
-    """Waits for the index and the summary of a run. The page says why a summary can't be computed."""
-    run.index.fill()
-    with contextlib.suppress(Error, OSError):
-        if known_end(run.folder).state != "running":
-            run.summary.wait()
-
-
-async def _report_of(runs: ShownRuns) -> bytes:
+async def _report_of(runs: ViewedRuns) -> bytes:
     answers = _Answers(make_app(runs))
     names = [run.name for run in runs.all()]
     for path in ("api/runs", "api/groups"):
@@ -57,7 +52,7 @@ async def _report_of(runs: ShownRuns) -> bytes:
         compared = {"runs": ",".join(names[:_MAX_COMPARED])}
         await answers.take("api/comparison", compared)
         start = f"#/compare?{urlencode(compared)}"
-    return page_file(", ".join(names), start, answers.kept)
+    return page_file(", ".join(names), start, answers.by_path)
 
 
 class _Answers:
@@ -65,7 +60,7 @@ class _Answers:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self.kept: dict[str, bytes] = {}
+        self.by_path: dict[str, bytes] = {}
         """Path with its query, both decoded -> JSON."""
 
     async def take(self, path: str, query: Mapping[str, str] | None = None, **changes: object) -> Any:
@@ -92,13 +87,13 @@ class _Answers:
         if changes:
             body = json.dumps({**json.loads(body), **changes}).encode()
         asked = "" if query is None else "?" + "&".join(f"{name}={value}" for name, value in query.items())
-        self.kept[path + asked] = body
+        self.by_path[path + asked] = body
         return json.loads(body)
 
     async def take_list(self, base: str, query: Mapping[str, str]) -> list[_Row]:
         """Takes the first page of a list of episodes, as if there were no further one."""
-        found = await self.take(f"{base}/episodes", query, next_before=None)
-        return await self._with_words(base, found["rows"] if found else [])
+        page = await self.take(f"{base}/episodes", query, next_before=None)
+        return await self._with_words(base, page["rows"] if page else [])
 
     async def take_search(self, base: str, name: str) -> list[_Row]:
         """Takes the episodes of a ready search."""
@@ -127,6 +122,6 @@ async def _take_run(answers: _Answers, base: str) -> None:
     for number in dict.fromkeys(row["id"] for row in (*opened, *newest)):
         path = f"{base}/episodes/{number}"
         await answers.take(path)
-        room -= len(answers.kept.get(path, b""))
+        room -= len(answers.by_path.get(path, b""))
         if room < 0:
             break

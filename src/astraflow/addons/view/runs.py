@@ -3,6 +3,7 @@
 Names in URLs are looked up here, so a path never comes from a request.
 """
 
+import itertools
 import os
 import re
 import threading
@@ -14,19 +15,19 @@ from astraflow.addons.experiments.group_file import GROUP_FILE
 from astraflow.addons.view.index import RunIndex
 from astraflow.addons.view.late_summary import LateSummary
 from astraflow.addons.view.remote import RemoteRun
-from astraflow.addons.view.sweeps import ShownSweep
+from astraflow.addons.view.sweeps import ViewedSweep
 from astraflow.addons.view.token_text import TokenText
 from astraflow.errors import Error
 from astraflow.recipe.run_folder import RunFolder
 
-__all__ = ["ShownRun", "ShownRuns"]
+__all__ = ["ViewedRun", "ViewedRuns"]
 
 _MAX_RUNS = 500
 _PLAIN = re.compile(r"[^\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class ShownRun:
+class ViewedRun:
     """A run folder that the page shows."""
 
     name: str
@@ -43,19 +44,19 @@ class ShownRun:
     """The name of the sweep that it belongs to; empty if it belongs to none."""
 
 
-class ShownRuns:
-    """The runs of a viewer. Call `close` at the end. Example: `ShownRuns([Path("runs")]).all()`."""
+class ViewedRuns:
+    """The runs of a viewer. Call `close` at the end. Example: `ViewedRuns([Path("runs")]).all()`."""
 
     def __init__(self, roots: Sequence[Path], remotes: Sequence[RemoteRun] = ()) -> None:
         """Shows `roots` (run folders, folders of sweeps, or folders of these) and `remotes`, which `close`
         closes as well."""
         self._roots = [Path(os.path.realpath(root)) for root in roots]
         self._remotes = {remote.folder.path: remote for remote in remotes}
-        self._runs: dict[Path, ShownRun] = {}
-        self._sweeps: dict[Path, ShownSweep] = {}
+        self._runs: dict[Path, ViewedRun] = {}
+        self._sweeps: dict[Path, ViewedSweep] = {}
         self._lock = threading.Lock()
 
-    def all(self) -> list[ShownRun]:
+    def all(self) -> list[ViewedRun]:
         """Returns the runs that exist now, up to 500. A run keeps its name.
 
         A run whose folder is gone is forgotten, so that a new folder at its path gets an index of its own.
@@ -66,13 +67,13 @@ class ShownRuns:
             self._look()
             return [run for path, run in self._runs.items() if os.path.isdir(path)]
 
-    def sweeps(self) -> list[ShownSweep]:
+    def sweeps(self) -> list[ViewedSweep]:
         """Returns the sweeps that exist now. Their runs are among those of `all`."""
         with self._lock:
             self._look()
             return [sweep for path, sweep in self._sweeps.items() if _is_sweep(path)]
 
-    def get(self, name: str) -> ShownRun | None:
+    def get(self, name: str) -> ViewedRun | None:
         """Returns the run with a name; None if there is none."""
         return next((run for run in self.all() if run.name == name), None)
 
@@ -97,26 +98,22 @@ class ShownRuns:
 
     def _look(self) -> None:
         """Adds the runs and sweeps that are new."""
-        found = dict.fromkeys(self._remotes, "")
-        places = [path for root in self._roots for path in _places_at(root)]
-        for path in places:
+        sweep_of = dict.fromkeys(self._remotes, "")
+        lists = [[root] if _is_run(root) or _is_sweep(root) else _folders_in(root) for root in self._roots]
+        for path in itertools.chain.from_iterable(lists):
             if _is_run(path):
-                found.setdefault(path, "")
+                sweep_of.setdefault(path, "")
             elif _is_sweep(path):
-                name = self._name_of_sweep(path)
-                members = filter(_is_run, _folders_in(path))
-                found |= {member: name for member in members if member not in found}
-        new = [path for path in found if path not in self._runs]
+                if path not in self._sweeps:
+                    names = {sweep.name for sweep in self._sweeps.values()}
+                    self._sweeps[path] = ViewedSweep(_free_name(path.name, names), path)
+                for member in filter(_is_run, _folders_in(path)):
+                    sweep_of.setdefault(member, self._sweeps[path].name)
+        new = [path for path in sweep_of if path not in self._runs]
         if len(self._runs) + len(new) > _MAX_RUNS:  # folders that can't be read must not crowd out others
             new.sort(key=_is_unreadable)
         for path in new[: max(0, _MAX_RUNS - len(self._runs))]:
-            self._add_run(path, found[path])
-
-    def _name_of_sweep(self, path: Path) -> str:
-        if path not in self._sweeps:
-            taken = {sweep.name for sweep in self._sweeps.values()}
-            self._sweeps[path] = ShownSweep(_free_name(path.name, taken), path)
-        return self._sweeps[path].name
+            self._add_run(path, sweep_of[path])
 
     def _add_run(self, path: Path, sweep: str) -> None:
         remote = self._remotes.get(path)
@@ -125,7 +122,7 @@ class ShownRuns:
         name = f"{sweep}.{name}" if sweep else name
         name = _free_name(name, {run.name for run in self._runs.values()})
         folder = RunFolder(path)
-        self._runs[path] = ShownRun(
+        self._runs[path] = ViewedRun(
             name=name,
             folder=folder,
             index=RunIndex(path),
@@ -137,27 +134,23 @@ class ShownRuns:
         )
 
 
-def _free_name(wanted: str, taken: Collection[str]) -> str:
-    plain = _PLAIN.sub("-", wanted) or "run"
+def _free_name(title: str, others: Collection[str]) -> str:
+    plain = _PLAIN.sub("-", title) or "run"
     name = plain
     number = 2
-    while name in taken:
+    while name in others:
         name = f"{plain}-{number}"
         number += 1
     return name
 
 
-def _places_at(root: Path) -> list[Path]:
-    return [root] if _is_run(root) or _is_sweep(root) else _folders_in(root)
-
-
 def _folders_in(root: Path) -> list[Path]:
     """Returns the folders in a folder; none if it can't be read. `realpath` accepts links in a circle."""
     try:
-        found = {Path(os.path.realpath(path)) for path in root.iterdir()}
+        paths = {Path(os.path.realpath(path)) for path in root.iterdir()}
     except OSError:
         return []
-    return sorted(path for path in found if os.path.isdir(path))
+    return sorted(path for path in paths if os.path.isdir(path))
 
 
 def _is_run(path: Path) -> bool:

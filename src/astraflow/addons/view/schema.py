@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["EVAL", "INDEX_VERSION", "TRAIN", "create", "open_to_fill", "open_to_read"]
 
-INDEX_VERSION = 5
+INDEX_VERSION = 6
 """Increase this number whenever the tables or their contents change."""
 
 TRAIN = 0

@@ -1,4 +1,4 @@
-"""The live screen of `astraflow run` in a terminal, which `astraflow top` draws too.
+"""The live screen of `astraflow run` in a terminal, which `astraflow top` and `astraflow status` show too.
 
 `render`, which is pure, turns the state of a run into text.
 """
@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -17,26 +17,26 @@ from rich.table import Table
 from rich.text import Text
 
 from astraflow.addons.view.answer import RunAnswer, answer_of_overview
-from astraflow.addons.view.status_lines import (
-    advice_text,
-    episodes_text,
-    is_silent,
-    num_dropped,
-    pushed_text,
-    scores_text,
-    services_text,
-    worker_wait_text,
-)
-from astraflow.addons.view.step_numbers import numbers_text
 from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import MAX_ALARMS, RunOverview, duration_text, eta_text, speed_text
-from astraflow.report.silence import silent_parts, waits_text
+from astraflow.report.silence import full_policies, silent_parts, silent_trainer, subject, waits_text
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import RunPage, ShownRun, View
 from astraflow.report.watch.watchdog import NO_ALARMS, AlarmUpdate, cleared_text
-from astraflow.types import EvalRecord, StatusReply, StepRecord
+from astraflow.types import EvalRecord, PolicyStatus, ScalingAdvice, StatusReply, StepRecord, WorkerStatus
+from astraflow.types.wait_words import party_text, reasons_text, scaling_text
 
-__all__ = ["LiveView", "Screen", "answer_text", "make_screen", "render"]
+__all__ = [
+    "LiveView",
+    "Screen",
+    "advice_text",
+    "answer_text",
+    "episodes_text",
+    "make_screen",
+    "numbers_text",
+    "render",
+    "services_text",
+]
 
 _TONES = {"": "", "good": "green", "warn": "yellow", "bad": "red"}
 """Tone of a figure -> style of its value."""
@@ -46,6 +46,27 @@ _UNANSWERED_S = 4.0
 _LEARNING_COLUMNS = ("policy", "step", "reward", "held-out", "staleness")
 _FLOW_COLUMNS = ("policy", "tickets", "ready", "committed", "gradient", "dropped")
 _POLICY_COLUMNS = (*_LEARNING_COLUMNS, *_FLOW_COLUMNS[1:])
+_KNOWN_METRICS = (
+    ("loss", "loss", "{:.4g}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("episode/turns", "turns", "{:.1f}"),
+    ("episode/truncated_frac", "truncated", "{:.0%}"),
+    ("episode/generate_s", "generate", "{:.2f} s"),
+    ("episode/score_s", "score", "{:.2f} s"),
+    ("batch_wait_s", "wait for batch", "{:.2f} s"),
+    ("train_s", "train", "{:.2f} s"),
+)
+"""(metric, name on the screen, format)."""
+_BUILT_IN = (
+    *("turns", "sampled_tokens", "truncated_frac", "forks", "overflows"),
+    *("generate_s", "score_s", "score_call_s_p50", "score_call_s_p95", "score_timeouts"),
+)
+"""Metrics that every episode has."""
+_MOST_OWN = 4
+"""Maximum number of the user's own metrics to show. `metrics.jsonl` has all of them."""
+_SILENT_S = 10.0
+"""A rollout service that has missed its heartbeats is marked as silent after this time, or later if its
+heartbeats are further apart."""
 _ANY_WIDTH = 10_000
 """More columns than any terminal has, to measure the natural width of a table."""
 
@@ -64,7 +85,7 @@ def render(
     parts: list[RenderableType] = [head, answer_text(answer_of_overview(run, now_s)), *alarms]
     parts += [_policies_table(run), *_numbers_texts(run), _workers_table(run), *_scoring_texts(run)]
     parts += [_waits_text(run, unanswered_s), services_text(run.services)]
-    if pushed := pushed_text(run.status):
+    if pushed := _pushed_text(run.status):
         parts.append(Text(pushed, style="dim"))
     parts += [Text(printable(note), style="yellow") for note in notes]
     return Group(*parts)
@@ -98,7 +119,7 @@ def _policies_table(run: RunOverview) -> RenderableType:
                 f"{policy.num_ready_groups}/{policy.groups_per_batch}",
                 speed_text(run.committed_tokens_per_s(policy.name)),
                 "-" if (frac := run.gradient_frac(policy.name)) is None else f"{frac:.0%}",
-                str(num_dropped(policy)),
+                str(_num_dropped(policy)),
             )
         )
     return _PoliciesTable(rows)
@@ -157,8 +178,8 @@ def _workers_table(run: RunOverview) -> Table:
             speed_text(worker.load.tokens_per_s).removesuffix(" tok/s"),
             f"{unheard_s:.0f} s ago",
             Text(printable(versions) or "-"),
-            Text(printable(worker_wait_text(worker, unheard_s, silent)) or "-"),
-            style="red" if is_silent(worker, unheard_s, silent) else "",
+            Text(printable(_worker_wait_text(worker, unheard_s, silent)) or "-"),
+            style="red" if _is_silent(worker, unheard_s, silent) else "",
         )
     return table
 
@@ -166,7 +187,7 @@ def _workers_table(run: RunOverview) -> Table:
 def _scoring_texts(run: RunOverview) -> list[Text]:
     """Returns one line per rollout service with missing scores."""
     workers = run.status.workers if run.status else ()
-    counts = [(worker.name, scores_text(worker)) for worker in workers]
+    counts = [(worker.name, _scores_text(worker)) for worker in workers]
     return [Text(f"{printable(name)}: {count}", style="yellow") for name, count in counts if count]
 
 
@@ -178,6 +199,104 @@ def _waits_text(run: RunOverview, unanswered_s: float) -> Text:
     scaling = advice_text(run.status.scaling, silent) if run.status else ""
     waiting = Text(printable("; ".join(parts)) or "nobody waits", style="dim")
     return waiting.append(f"\n{printable(scaling)}" if scaling else "")
+
+
+# --- parts of the screen --------------------------------------------------------------------------
+
+
+def numbers_text(record: StepRecord) -> str:
+    """Lists loss, entropy, episode statistics, and times, then the first few of the user's own metrics."""
+    values = {item.name: item.value for item in record.metrics}
+    numbers = [
+        f"{title} {form.format(values[name])}" for name, title, form in _KNOWN_METRICS if name in values
+    ]
+    names = [name.removeprefix("episode/") for name in values if name.startswith("episode/")]
+    own = [name for name in names if name not in _BUILT_IN][:_MOST_OWN]
+    return "  ".join((*numbers, *(f"{printable(name)} {values[f'episode/{name}']:.4g}" for name in own)))
+
+
+def _num_dropped(policy: PolicyStatus) -> int:
+    """Returns the number of groups that ended without being trained on."""
+    fates = policy.fates
+    return fates.drawn - fates.trained - fates.live
+
+
+def episodes_text(worker: WorkerStatus) -> str:
+    """Returns the number of a rollout service's episodes, with its slots and their ceiling if they differ. A
+    service has no slots while a trainer has its device."""
+    load = worker.load
+    if load.num_slots >= load.max_slots:
+        return f"{worker.num_leases}"
+    if load.num_slots == 0:
+        return f"{worker.num_leases} (a trainer has its device)"
+    return f"{worker.num_leases} (slots: {load.num_slots} of {load.max_slots})"
+
+
+def _scores_text(worker: WorkerStatus) -> str:
+    """Describes the scores of a rollout service that arrived late or not at all; empty if there are none."""
+    load = worker.load
+    if not load.num_late_scores and not load.num_scorer_errors:
+        return ""
+    return f"{load.num_late_scores:,} scores came too late, {load.num_scorer_errors:,} scorer errors"
+
+
+def _pushed_text(status: StatusReply | None) -> str:
+    """Says how many tasks users pushed to the run; empty if none."""
+    if status is None or not (status.pushed.num_accepted or status.pushed.num_refused):
+        return ""
+    pushed = status.pushed
+    counts = f"{pushed.num_accepted} accepted, {pushed.num_waiting} waiting, {pushed.num_refused} refused"
+    return f"pushed tasks: {counts}"
+
+
+def _is_silent(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, float]) -> bool:
+    """Whether a rollout service is one of the silent parts of the run, and not only since a moment ago."""
+    return unheard_s >= _SILENT_S and worker.name in silent
+
+
+def _worker_wait_text(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, float]) -> str:
+    """Says what a rollout service waits for, or that it is silent or set aside; empty if it is working."""
+    if _is_silent(worker, unheard_s, silent):
+        return "silent"
+    if worker.is_set_aside:
+        return f"set aside after {worker.failed_in_a_row} failures in a row"
+    reasons = worker.load.waits_for
+    if trainer := silent_trainer(reasons, silent):
+        return f"{party_text(trainer)}, which is silent"
+    # Why the policies take no more groups is said once for all services, below the table.
+    if policies := full_policies(reasons):
+        return f"trainer {', '.join(policies)}"
+    return reasons_text(reasons) if reasons else ""
+
+
+def services_text(services: Sequence[ServiceState]) -> Text:
+    """Lists the processes and the time of each one's last sign of life."""
+    text = Text()
+    for service in services:
+        word = "restart" if service.restarts == 1 else "restarts"
+        restarts = f" ({service.restarts} {word})" if service.restarts else ""
+        style = {"running": "green", "restarting": "red", "failed": "red"}.get(service.state, "dim")
+        style = "red" if service.trouble or service.is_silent else style
+        is_running = service.state == "running"
+        state = "silent" if is_running and service.is_silent else service.state
+        life = ""
+        if is_running and service.silent_s is not None:
+            life = f", alive {service.silent_s:.0f} s ago"
+        elif is_running and service.age_s:
+            life = f", starting for {service.age_s:.0f} s"
+        text.append(f"{service.name} {state}{restarts}{life}  ", style=style)
+    return text
+
+
+def advice_text(advice: ScalingAdvice, silent: Mapping[str, float]) -> str:
+    """The advice on the number of services. There is none while a part is silent, because then the wait
+    shares don't measure the pool's size."""
+    if silent and advice.verdict != "none":
+        return f"no advice while {subject(silent)} silent"
+    return scaling_text(advice)
+
+
+# --- the live screen ------------------------------------------------------------------------------
 
 
 class LiveView(View):

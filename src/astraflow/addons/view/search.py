@@ -12,10 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astraflow.addons.view.filters import EpisodeFilter, Range
-from astraflow.addons.view.said import Said
 from astraflow.addons.view.schema import EVAL, TRAIN
+from astraflow.addons.view.word_search import WordSearch
 
-__all__ = ["EpisodeDict", "Found", "all_found", "choices", "group_rows", "row_of", "rows_of", "search"]
+__all__ = [
+    "EpisodeDict",
+    "SearchPage",
+    "all_found",
+    "choices",
+    "group_rows",
+    "ids_of",
+    "row_of",
+    "rows_of",
+    "search",
+]
 
 _WINDOW = 20_000
 """Number of rows scanned between two checks of the time."""
@@ -36,7 +46,7 @@ EpisodeDict = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchPage:
     """The result of one search."""
 
     rows: list[EpisodeDict]
@@ -62,21 +72,21 @@ class _Conditions:
 
 def search(
     database: sqlite3.Connection,
-    wanted: EpisodeFilter,
+    filters: EpisodeFilter,
     *,
     before: int | None = None,
     limit: int = 50,
     longest_s: float = 0.05,
-    said: Said | None = None,
-) -> Found:
+    words: WordSearch | None = None,
+) -> SearchPage:
     """Finds episodes with row numbers below `before`, newest first. Raises: sqlite3.Error.
 
-    `said` finds words; without it, no episode has any.
+    `words` looks for words; without it, no episode has any.
     """
     deadline_s = time.monotonic() + longest_s
     newest = int(database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0)
     upper = newest if before is None else min(newest, before - 1)
-    conditions = _conditions(database, wanted)
+    conditions = _conditions(database, filters)
     window = newest if conditions.is_indexed else _WINDOW
     # If a condition has a selective index, use it. Otherwise, keep SQLite from using an index, because a
     # window must be a bounded scan of rows.
@@ -91,31 +101,31 @@ def search(
         lower = max(1, upper - window + 1)
         last = lower
         for (episode_id,) in database.execute(query, (lower, upper, *conditions.values)):
-            if wanted.text:
-                matches[episode_id] = said.line(episode_id, wanted.text) if said else ""
-            if not wanted.text or matches[episode_id]:
+            if filters.text:
+                matches[episode_id] = words.line(episode_id, filters.text) if words else ""
+            if not filters.text or matches[episode_id]:
                 ids.append(episode_id)
             # Reading what was said takes time, so a search for words may end within a window.
-            if len(ids) >= limit or (wanted.text and time.monotonic() > deadline_s):
+            if len(ids) >= limit or (filters.text and time.monotonic() > deadline_s):
                 last = episode_id
                 break
         upper = last - 1
         if time.monotonic() > deadline_s:
             break
-    shown = {episode_id: line for episode_id, line in matches.items() if line}
-    return Found(rows_of(database, ids), upper + 1 if upper > 0 else None, newest, shown)
+    lines = {episode_id: line for episode_id, line in matches.items() if line}
+    return SearchPage(rows_of(database, ids), upper + 1 if upper > 0 else None, newest, lines)
 
 
 def all_found(
-    database: sqlite3.Connection, wanted: EpisodeFilter, *, limit: int, said: Said | None = None
+    database: sqlite3.Connection, filters: EpisodeFilter, *, limit: int, words: WordSearch | None = None
 ) -> Iterator[EpisodeDict]:
     """Yields up to `limit` episodes, newest first, however long it takes. Raises: sqlite3.Error."""
     before: int | None = None
     while limit > 0:
-        found = search(database, wanted, before=before, limit=min(limit, 500), said=said)
-        yield from found.rows
-        limit -= len(found.rows)
-        before = found.next_before
+        page = search(database, filters, before=before, limit=min(limit, 500), words=words)
+        yield from page.rows
+        limit -= len(page.rows)
+        before = page.next_before
         if before is None:
             return
 
@@ -138,12 +148,12 @@ def group_rows(
 
 def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
     """Returns the choices for filters: the names that occur in some columns."""
-    found: dict[str, list[str]] = {}
+    names_of: dict[str, list[str]] = {}
     for column in ("policy", "role", "worker", "error"):
         # This takes one lookup per name; a DISTINCT would read all episodes.
         query = f"SELECT name FROM names WHERE id IN (SELECT value FROM seen WHERE name = '{column}')"
-        found[column] = sorted(row[0] for row in database.execute(query))
-    return found
+        names_of[column] = sorted(row[0] for row in database.execute(query))
+    return names_of
 
 
 def rows_of(database: sqlite3.Connection, ids: Sequence[int]) -> list[EpisodeDict]:
@@ -155,66 +165,68 @@ def rows_of(database: sqlite3.Connection, ids: Sequence[int]) -> list[EpisodeDic
     return [rows[idx] for idx in ids if idx in rows]
 
 
-def _conditions(database: sqlite3.Connection, wanted: EpisodeFilter) -> _Conditions:
-    found = _Conditions()
-    if wanted.group:
-        found.add("e.group_id = ?", int(wanted.group))
-        found.is_indexed = True
-    if wanted.kind:
-        found.add("e.kind = ?", EVAL if wanted.kind == "eval" else TRAIN)
-    for column, name in (("policy", wanted.policy), ("role", wanted.role), ("finish", wanted.finish)):
+def _conditions(database: sqlite3.Connection, filters: EpisodeFilter) -> _Conditions:
+    conditions = _Conditions()
+    if filters.group:
+        conditions.add("e.group_id = ?", int(filters.group))
+        conditions.is_indexed = True
+    if filters.kind:
+        conditions.add("e.kind = ?", EVAL if filters.kind == "eval" else TRAIN)
+    for column, name in (("policy", filters.policy), ("role", filters.role), ("finish", filters.finish)):
         if name:
-            found.add(f"e.{column} = ?", _id_of(database, name))
-    if wanted.worker:
-        found.add("e.worker IN (SELECT id FROM names WHERE name = ? OR name GLOB ?)", *_ids_of(wanted.worker))
-    _add_task(database, found, wanted.task)
-    _add_ends(database, found, wanted)
-    _add_ranges(found, wanted)
-    return found
+            conditions.add(f"e.{column} = ?", _id_of(database, name))
+    if filters.worker:
+        conditions.add(
+            "e.worker IN (SELECT id FROM names WHERE name = ? OR name GLOB ?)", *ids_of(filters.worker)
+        )
+    _add_task(database, conditions, filters.task)
+    _add_ends(database, conditions, filters)
+    _add_ranges(conditions, filters)
+    return conditions
 
 
-def _add_task(database: sqlite3.Connection, found: _Conditions, task: str) -> None:
+def _add_task(database: sqlite3.Connection, conditions: _Conditions, task: str) -> None:
     if task.endswith("*"):
         # All names from the prefix up to its last possible continuation.
-        found.add(
+        conditions.add(
             "e.task IN (SELECT id FROM tasks WHERE name >= ? AND name < ?)",
             task[:-1],
             task[:-1] + "\U0010ffff",
         )
     elif task:
         row = database.execute("SELECT id FROM tasks WHERE name = ?", (task,)).fetchone()
-        found.add("e.task = ?", row[0] if row else -1)
-        found.is_indexed = True
+        conditions.add("e.task = ?", row[0] if row else -1)
+        conditions.is_indexed = True
 
 
-def _add_ends(database: sqlite3.Connection, found: _Conditions, wanted: EpisodeFilter) -> None:
-    if wanted.fate == "live":
-        found.add("e.fate IS NULL AND e.kind = ?", TRAIN)
-    elif wanted.fate:
-        found.add("e.fate = ?", _id_of(database, wanted.fate))
-    match wanted.error:
+def _add_ends(database: sqlite3.Connection, conditions: _Conditions, filters: EpisodeFilter) -> None:
+    if filters.fate == "live":
+        conditions.add("e.fate IS NULL AND e.kind = ?", TRAIN)
+    elif filters.fate:
+        conditions.add("e.fate = ?", _id_of(database, filters.fate))
+    match filters.error:
         case "":
             pass
         case "any":
-            found.add("e.error IS NOT NULL")
+            conditions.add("e.error IS NOT NULL")
         case "none":
-            found.add("e.error IS NULL")
+            conditions.add("e.error IS NULL")
         case name:
-            found.add("e.error = ?", _id_of(database, name))
+            conditions.add("e.error = ?", _id_of(database, name))
 
 
-def _add_ranges(found: _Conditions, wanted: EpisodeFilter) -> None:
+def _add_ranges(conditions: _Conditions, filters: EpisodeFilter) -> None:
     named: list[tuple[str, Range | None]] = [
-        ("reward", wanted.reward),
-        ("advantage", wanted.advantage),
-        ("tokens", wanted.tokens),
-        ("step", wanted.step),
+        ("reward", filters.reward),
+        ("advantage", filters.advantage),
+        ("tokens", filters.tokens),
+        ("step", filters.step),
     ]
     for column, limits in named:
         if limits is not None:
-            found.add(f"e.{column} BETWEEN ? AND ?", limits.low, limits.high)
-    if wanted.version is not None:
-        found.add("e.newest >= ? AND e.oldest <= ?", wanted.version.low, wanted.version.high)
+            conditions.add(f"e.{column} BETWEEN ? AND ?", limits.low, limits.high)
+    if filters.version is not None:
+        conditions.add("e.newest >= ? AND e.oldest <= ?", filters.version.low, filters.version.high)
 
 
 def _id_of(database: sqlite3.Connection, name: str) -> int:
@@ -223,7 +235,7 @@ def _id_of(database: sqlite3.Connection, name: str) -> int:
     return int(row[0]) if row else -1
 
 
-def _ids_of(worker: str) -> tuple[str, str]:
+def ids_of(worker: str) -> tuple[str, str]:
     """Returns a service's id and a pattern for the ids of services with this name."""
     escaped = "".join(f"[{char}]" if char in "*?[" else char for char in worker)
     return worker, f"{escaped}.*"

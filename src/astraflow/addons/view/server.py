@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow.addons.view.app import make_app
 from astraflow.addons.view.remote import RemoteRun
-from astraflow.addons.view.runs import ShownRuns
+from astraflow.addons.view.runs import ViewedRuns
 from astraflow.addons.view.viewer_page import PAGE_PATHS
 from astraflow.errors import ConfigError
 from astraflow.service.loopback import is_loopback
@@ -73,7 +73,7 @@ async def serve(
     """
     if not is_loopback(viewing.host) and not viewing.token:
         raise ConfigError(f"the viewer on {viewing.host} needs a token, for others reach it there")
-    runs = ShownRuns(roots, remotes)
+    runs = ViewedRuns(roots, remotes)
     tokens = {viewing.token: "viewer"} if viewing.token else {}
     app = _LastAsked(TokenAuth(make_app(runs), tokens, open_paths=PAGE_PATHS))
     server = HttpServer(

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from astraflow import wire
 from astraflow.addons.view.conversation import newest_message, without_ends
-from astraflow.addons.view.tables_copy import messages_of
+from astraflow.addons.view.search import rows_of
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
-from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import Error
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.types import Item, Trajectory
+from astraflow.types import Item, Message, Trajectory
 
 __all__ = ["Snippet", "snippets"]
 
@@ -35,30 +34,16 @@ def snippets(
 
     Raises: sqlite3.Error.
     """
-    marks = ", ".join("?" * len(ids))
-    query = f"SELECT id, segment, offset, length, sample FROM episodes WHERE id IN ({marks})"
-    segments = SegmentReader(folder.journal / "segments")
-    found: dict[int, Snippet] = {}
-    try:
-        for episode_id, segment, offset, length, sample in database.execute(query, tuple(ids)).fetchall():
-            ref = PayloadRef(segment, offset, length) if length is not None else None
-            with contextlib.suppress(Error, OSError):
-                found[episode_id] = _snippet(folder, segments, texts, ref, sample)
-    finally:
-        segments.close()
-    return found
-
-
-def _snippet(
-    folder: RunFolder, segments: SegmentReader, texts: TokenText, ref: PayloadRef | None, sample: int | None
-) -> Snippet:
-    """Reads the words of one episode; none if neither tokens nor messages are kept.
-
-    Raises: Error, OSError.
-    """
-    if ref is not None:
-        return _of_tokens(wire.decode(segments.read(ref), Trajectory), texts)
-    return _of_messages(folder, sample) if sample is not None else Snippet()
+    by_id: dict[int, Snippet] = {}
+    with StoredEpisodes(database, folder.journal) as stored:
+        for row in rows_of(database, ids):
+            with contextlib.suppress(Error):
+                trajectory = stored.tokens(row["id"])
+                if trajectory is not None:
+                    by_id[row["id"]] = _of_tokens(trajectory, texts)
+                else:
+                    by_id[row["id"]] = _of_messages(stored.messages(row["id"]))
+    return by_id
 
 
 def _of_tokens(trajectory: Trajectory, texts: TokenText) -> Snippet:
@@ -76,8 +61,7 @@ def _of_tokens(trajectory: Trajectory, texts: TokenText) -> Snippet:
     )
 
 
-def _of_messages(folder: RunFolder, sample: int) -> Snippet:
-    messages = messages_of(folder.journal, sample)
+def _of_messages(messages: Sequence[Message]) -> Snippet:
     asked = next((m.content for m in messages if m.role == "user"), messages[0].content if messages else "")
     return Snippet(
         asked=_short(asked), answered=_short(messages[-1].content if messages else "", is_end=True)

@@ -1,36 +1,30 @@
-"""What `astraflow status` reports about a run. It answers within seconds, even if parts of the run hang.
+"""What is known about a run, for `astraflow status`, `astraflow top`, and the page.
 
-It has three sources and can do without any of them: the dataflow, which knows who waits for whom; `run.json`,
-in which the launcher records the state of its processes; and the operating system, which knows whether the
-launcher itself is stopped. For a run that has ended, it reports the reason and the results.
+It is known within seconds, even if parts of the run hang. It has three sources and can do without any of
+them: the dataflow, which knows who waits for whom; `run.json`, in which the launcher records the state of
+its processes; and the operating system, which knows whether the launcher itself is stopped. For a run that
+has ended, it reports the reason and the results.
 """
 
 import asyncio
 import contextlib
 import functools
-import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-from rich.console import Console
-from rich.text import Text
-
 from astraflow.addons.view.answer import RunAnswer, answer_of_overview, answer_of_summary
-from astraflow.addons.view.recent import Recent, recent_of
-from astraflow.addons.view.status_lines import services_text, status_lines
 from astraflow.dataflow.client import STATUS_S, DataflowClient
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.processes.process_state import state_of
 from astraflow.processes.service_state import ServiceState
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.report.ending import known_end
-from astraflow.report.overview import RunOverview
-from astraflow.report.report import load_summary, summary_table
+from astraflow.report.overview import RATE_STEPS, RunOverview
+from astraflow.report.report import load_summary
 from astraflow.report.silence import waits_text
 from astraflow.report.summary import Summary
-from astraflow.report.terminal_text import printable
 from astraflow.report.watch.disk import DiskGauge
 from astraflow.report.watch.run_snapshot import LauncherState, RunSnapshot
 from astraflow.report.watch.watchdog import alarms_now
@@ -39,7 +33,7 @@ from astraflow.types import EvalRecord, Item, ProgressTotals, StatusReply, StepR
 from astraflow.types.alarm import Alarm
 from astraflow.user_input.user_files import read_token
 
-__all__ = ["RunStatus", "run_status", "show_status"]
+__all__ = ["Recent", "RunStatus", "recent_of", "run_status", "service_states"]
 
 _PATIENCE_S = 1.0
 """A dataflow that is just starting refuses connections for a moment."""
@@ -49,8 +43,42 @@ wait, and it leaves a second in which the command itself can start on a busy mac
 _RECENT_S = 0.9 * STATUS_S
 """The same including the request for steps and evaluations, which comes next. A status without them is better
 than none."""
+_FEW_STEPS = 200
+"""Up to this number of steps, all are requested because their records are small."""
 _RECORD_FRESH_S = 15.0
 """Alarms in an older `run.json` are not repeated, because no watchdog has checked them since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """What has happened in a run so far."""
+
+    steps: tuple[StepRecord, ...] = ()
+    """The newest steps of each policy, oldest first; all steps if there are few."""
+    evals: tuple[EvalRecord, ...] = ()
+    """All evaluations so far."""
+
+    @property
+    def by_policy(self) -> dict[str, Sequence[StepRecord]]:
+        """Maps each policy to its steps, oldest first."""
+        names = dict.fromkeys(record.policy for record in self.steps)
+        return {name: [record for record in self.steps if record.policy == name] for name in names}
+
+    def earliest_s(self, now_s: float) -> float:
+        """Returns the time of the earliest known step or evaluation; `now_s` if there is none."""
+        return min((record.at_s for record in (*self.steps, *self.evals)), default=now_s)
+
+
+async def recent_of(client: DataflowClient, status: StatusReply) -> Recent:
+    """Requests a run's steps and evaluations.
+
+    Raises: UnavailableError if the dataflow does not answer; RefusedError.
+    """
+    steps: list[StepRecord] = []
+    for policy in status.policies:
+        after = -1 if policy.step <= _FEW_STEPS else policy.step - 1 - RATE_STEPS
+        steps += await client.steps(policy.name, after, 0.0)
+    return Recent(tuple(steps), tuple(await client.evals(0, 0.0)))
 
 
 class RunStatus(Item, frozen=True, kw_only=True):
@@ -102,7 +130,7 @@ class RunStatus(Item, frozen=True, kw_only=True):
             self.where,
             began_s,
             status=self.dataflow,
-            services=_service_states(self.services, 0.0),
+            services=service_states(self.services, 0.0),
             alarms=self.alarms,
         )
         for evaluation in self.evals:
@@ -110,19 +138,6 @@ class RunStatus(Item, frozen=True, kw_only=True):
         for step in self.steps:
             run.add_step(step)
         return run
-
-
-def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -> int:
-    """Prints the state of a run; `where` is a run folder or a URL.
-
-    Returns the exit code: 1 if a run that should be running does not answer.
-    """
-    status = asyncio.run(run_status(where, token_file))
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(status), indent=2).decode() + "\n")
-    else:
-        _print(status)
-    return 0 if status.dataflow or status.summary else 1
 
 
 async def run_status(
@@ -195,7 +210,7 @@ async def _status_of_running(
         alarms=_alarms(record, folder, reply, recent, failure),
         services=record.services,
         pool=record.pool,
-        waits=waits_text(reply, _service_states(record.services, 0.0)) if reply else (),
+        waits=waits_text(reply, service_states(record.services, 0.0)) if reply else (),
         dataflow=reply,
         steps=recent.steps,
         evals=recent.evals,
@@ -254,7 +269,7 @@ def _alarms(
     snapshot = RunSnapshot(
         now_s=reply.now_s if reply else now_s,
         status=reply,
-        services=_service_states(record.services, old_s),
+        services=service_states(record.services, old_s),
         steps=recent.by_policy,
         unanswered_s=max(_DEADLINE_S, old_s) if failure else 0.0,
         unanswered_reason=failure,
@@ -264,7 +279,7 @@ def _alarms(
     return alarms_now(snapshot, record.alarms if not is_old else ())
 
 
-def _service_states(services: Sequence[ServiceRecord], old_s: float) -> tuple[ServiceState, ...]:
+def service_states(services: Sequence[ServiceRecord], old_s: float) -> tuple[ServiceState, ...]:
     """Returns the processes as the launcher saw them `old_s` seconds ago."""
     return tuple(
         ServiceState(
@@ -280,42 +295,3 @@ def _service_states(services: Sequence[ServiceRecord], old_s: float) -> tuple[Se
         )
         for service in services
     )
-
-
-def _print(status: RunStatus) -> None:
-    console = Console()
-    if status.summary is not None:
-        _print_end(status, status.summary, console)
-        return
-    for alarm in status.alarms:
-        console.print(Text(printable(alarm.text), style="bold red"), soft_wrap=True)
-    services = services_text(_service_states(status.services, 0.0))
-    if status.dataflow is None:
-        console.print(f"{status.where} is {status.state}, but its dataflow does not answer", highlight=False)
-        console.print(services)
-        return
-    pool = f"pool: {status.pool}" if status.pool else ""
-    progress = _progress_text(status.progress) if status.progress else ""
-    for line in filter(None, (*status_lines(status.overview(), status.dataflow), pool, progress)):
-        console.print(Text(printable(line)), soft_wrap=True)
-    console.print(services)
-
-
-def _progress_text(progress: ProgressTotals) -> str:
-    """Says what became of the episodes of services that left or died; empty if there were none."""
-    if not progress.num_resumed_tokens and not progress.num_resampled_tokens:
-        return ""
-    return (
-        f"resumed: {progress.num_resumed_tokens:,} tokens of lost attempts were reused by other services, "
-        f"{progress.num_resampled_tokens:,} reported tokens were sampled again"
-    )
-
-
-def _print_end(status: RunStatus, summary: Summary, console: Console) -> None:
-    """Prints why a run ended, its results, and how to resume it."""
-    reason = f": {status.reason}" if status.reason else ""
-    text = printable(f"{status.where} is {status.state}{reason}", keeps_lines=True)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-    console.print(summary_table(summary))
-    if status.state != "finished":
-        console.print("to resume it, use `astraflow run` with the same recipe", highlight=False)

@@ -18,13 +18,13 @@ from astraflow.errors import DataError
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.user_input.user_files import format_path
 
-__all__ = ["ComparedRuns", "Results", "ShownSweep", "compared", "sweep_page", "sweep_summary"]
+__all__ = ["ComparedRuns", "Results", "ViewedSweep", "compared", "sweep_page", "sweep_summary"]
 
 _Stamp = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ShownSweep:
+class ViewedSweep:
     """The folder of a sweep that the page shows."""
 
     name: str
@@ -50,17 +50,17 @@ class Results:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         """Guards the next field. It is held while a run is read, so that two requests don't read it twice."""
-        self._kept: dict[Path, tuple[_Stamp, RunResult]] = {}
+        self._results: dict[Path, tuple[_Stamp, RunResult]] = {}
 
     def read(self, path: Path, name: str) -> RunResult:
         """Returns the result of a run folder under a name."""
         stamp = _stamp_of(path)
         with self._lock:
-            kept = self._kept.get(path)
-            if kept is None or kept[0] != stamp:
-                kept = (stamp, read_result(path))
-                self._kept[path] = kept
-        return dataclasses.replace(kept[1], name=name)
+            entry = self._results.get(path)
+            if entry is None or entry[0] != stamp:
+                entry = (stamp, read_result(path))
+                self._results[path] = entry
+        return dataclasses.replace(entry[1], name=name)
 
 
 def compared(results: Sequence[RunResult], links: Mapping[str, str]) -> ComparedRuns:
@@ -72,7 +72,7 @@ def compared(results: Sequence[RunResult], links: Mapping[str, str]) -> Compared
     return ComparedRuns(comparison.members, links, comparison, "")
 
 
-def sweep_summary(sweep: ShownSweep) -> dict[str, object]:
+def sweep_summary(sweep: ViewedSweep) -> dict[str, object]:
     """Returns what the list of runs says about a sweep: how many of its runs are in which state."""
     try:
         group = load_group(sweep.path)
@@ -93,7 +93,7 @@ def sweep_summary(sweep: ShownSweep) -> dict[str, object]:
     }
 
 
-def sweep_page(sweep: ShownSweep, results: Results, links: Mapping[Path, str]) -> dict[str, object]:
+def sweep_page(sweep: ViewedSweep, results: Results, links: Mapping[Path, str]) -> dict[str, object]:
     """Returns all that the page shows about a sweep. `links`: run folder -> the run's name in URLs.
 
     Raises: DataError or OSError if the folder isn't that of a sweep, for example because it was deleted.
@@ -101,23 +101,22 @@ def sweep_page(sweep: ShownSweep, results: Results, links: Mapping[Path, str]) -
     group = load_group(sweep.path)
     folders = {m.name: Path(os.path.realpath(sweep.path / m.name)) for m in group.members}
     own_links = {name: links[path] for name, path in folders.items() if path in links}
-    found = [_or_missing(results.read(path, name)) for name, path in folders.items()]
+    runs: list[RunResult] = []
+    for name, path in folders.items():
+        run = results.read(path, name)
+        if run.state == "unknown" and not run.path.exists():
+            reason = "it has no folder: it has not started, or was deleted"
+            run = dataclasses.replace(run, state="missing", reason=reason)
+        runs.append(run)
     return {
         **_place(sweep),
         "recipe": group.recipe,
         "values": group.values,
-        "compared": compared(found, own_links),
+        "compared": compared(runs, own_links),
     }
 
 
-def _or_missing(run: RunResult) -> RunResult:
-    if run.state != "unknown" or run.path.exists():
-        return run
-    reason = "it has no folder: it has not started, or was deleted"
-    return dataclasses.replace(run, state="missing", reason=reason)
-
-
-def _place(sweep: ShownSweep) -> dict[str, object]:
+def _place(sweep: ViewedSweep) -> dict[str, object]:
     return {"name": sweep.name, "path": format_path(sweep.path)}
 
 

@@ -1,25 +1,20 @@
 """Copies what only `journal.sqlite` has: which episodes' messages were kept, and busy spans."""
 
-import contextlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import EVAL, TRAIN
-from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.journal_db import DATABASE, UNREADABLE
-from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.journal.segments import SegmentReader
+from astraflow.dataflow.journal.journal_db import DATABASE, TelemetryRow, TranscriptRow
+from astraflow.dataflow.journal.reader import JournalTables
 from astraflow.errors import JournalError
-from astraflow.types import Message
 
-__all__ = ["TablesCopy", "messages_of"]
+__all__ = ["TablesCopy"]
 
 _CHUNK = 2000
-_MAX_TEXT = 20_000
-"""Maximum number of characters of an episode that can be searched."""
+_RowT = TypeVar("_RowT", TranscriptRow, TelemetryRow)
 
 
 class TablesCopy:
@@ -32,113 +27,62 @@ class TablesCopy:
 
     def take(self) -> list[str]:
         """Copies what is new and returns notes about what went wrong, for people."""
-        path = self._journal / DATABASE
-        if not path.is_file():
+        if not (self._journal / DATABASE).is_file():
             return [f"{DATABASE} is missing: messages and busy spans are unknown"]
         try:
-            source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-            with contextlib.closing(source), contextlib.closing(self._segments()) as segments:
-                while self._take_samples(source, segments):
-                    pass
-                while self._take_spans(source):
-                    pass
-        except (*UNREADABLE, OSError) as err:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
+            with JournalTables(self._journal) as tables:
+                while rows := tables.transcripts("rowid > ?", self._at("samples"), limit=_CHUNK):
+                    self._add("samples", rows, self._add_transcript)
+                while spans := tables.telemetry(after=self._at("telemetry"), limit=_CHUNK):
+                    self._add("telemetry", spans, self._add_span)
+        except (JournalError, OSError) as err:
             return [f"{DATABASE} cannot be read, so some messages and busy spans are unknown: {err}"]
         return []
 
-    def _segments(self) -> SegmentReader:
-        return SegmentReader(self._journal / "segments")
-
-    def _take_samples(self, source: sqlite3.Connection, segments: SegmentReader) -> bool:
-        """Assigns kept messages to up to `_CHUNK` episodes; returns whether there were any."""
-        query = (
-            "SELECT rowid, kind, group_id, task_id, policy, version, score, segment, offset, length, data "
-            "FROM samples WHERE rowid > ? ORDER BY rowid LIMIT ?"
-        )
-        rows = source.execute(query, (self._at("samples"), _CHUNK)).fetchall()
-        if not rows:
-            return False
+    def _add(self, table: str, rows: Sequence[_RowT], write: Callable[[_RowT], None]) -> None:
+        """Writes rows, and notes how far they go, in one transaction."""
         self._database.execute("BEGIN IMMEDIATE")
-        for row in rows:
-            self._take_sample(row, segments)
-        self._names.flush()
-        self._move("samples", rows[-1][0])
-        self._database.execute("COMMIT")
-        return True
+        try:
+            for row in rows:
+                write(row)
+            values = (f"{table}_rowid", str(rows[-1].id))
+            self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
+            self._database.execute("COMMIT")
+        finally:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
 
-    def _take_sample(self, row: Sequence[Any], segments: SegmentReader) -> None:
-        rowid, kind, group_id, task_id, policy, version, score, *place = row
-        is_eval = kind == "eval"
-        # Messages are kept in the order of the results, so they belong to the first episode of the group that
-        # has this score and no messages yet.
+    def _add_transcript(self, row: TranscriptRow) -> None:
+        """Assigns kept messages to their episode.
+
+        They are kept in the order of the results, so they belong to the first episode of the group that has
+        this score and no messages yet.
+        """
         query = (
             "SELECT id, episode_idx FROM episodes WHERE group_id = ? AND kind = ? AND sample IS NULL "
             "AND error IS NULL AND score = ? ORDER BY id LIMIT 1"
         )
-        found = self._database.execute(query, (group_id, EVAL if is_eval else TRAIN, score)).fetchone()
-        if found is None:
+        kind = EVAL if row.kind == "eval" else TRAIN
+        episode = self._database.execute(query, (row.group_id, kind, row.score)).fetchone()
+        if episode is None:
             return
-        if is_eval:
+        episode_id, episode_idx = episode
+        if kind == EVAL:
             # The results of evaluations name neither the task nor the policy, so they are filled in here.
-            values = (rowid, self._names.task_id_of(str(task_id)), self._names.id_of(str(policy), "policy"))
+            values = (self._names.task_id_of(row.task_id), self._names.id_of(row.policy, "policy"))
             update = (
                 "UPDATE episodes SET sample = ?, task = ?, policy = ?, oldest = ?, newest = ? WHERE id = ?"
             )
-            self._database.execute(update, (*values, version, version, found[0]))
+            self._database.execute(update, (row.id, *values, row.version, row.version, episode_id))
         else:
             update = "UPDATE episodes SET sample = ? WHERE group_id = ? AND kind = ? AND episode_idx = ?"
-            self._database.execute(update, (rowid, group_id, TRAIN, found[1]))
-        with contextlib.suppress(JournalError):
-            data = place[3] if place[3] is not None else segments.read(PayloadRef(*place[:3]))
-            text = "\n".join(message.content for message in JournalReader.messages(bytes(data)))
-            body = text[:_MAX_TEXT].encode("utf-8", "replace").decode()
-            self._database.execute("INSERT OR REPLACE INTO texts VALUES (?, ?)", (found[0], body))
+            self._database.execute(update, (row.id, row.group_id, TRAIN, episode_idx))
 
-    def _take_spans(self, source: sqlite3.Connection) -> bool:
-        """Copies up to `_CHUNK` busy spans; returns whether there were any."""
-        query = (
-            "SELECT rowid, source, kind, start_s, end_s FROM telemetry WHERE rowid > ? ORDER BY rowid LIMIT ?"
-        )
-        rows = source.execute(query, (self._at("telemetry"), _CHUNK)).fetchall()
-        if not rows:
-            return False
-        self._database.execute("BEGIN IMMEDIATE")
-        # SQLite stores NaN as NULL. A span with such a time carries no information.
-        whole: Iterable[Sequence[Any]] = (row[1:] for row in rows if None not in row)
-        self._database.executemany(
-            "INSERT INTO spans (source, kind, start_s, end_s) VALUES (?, ?, ?, ?)", whole
-        )
-        self._move("telemetry", rows[-1][0])
-        self._database.execute("COMMIT")
-        return True
+    def _add_span(self, row: TelemetryRow) -> None:
+        query = "INSERT INTO spans (source, kind, start_s, end_s) VALUES (?, ?, ?, ?)"
+        self._database.execute(query, (row.source, row.span.kind, row.span.start_s, row.span.end_s))
 
     def _at(self, table: str) -> int:
         query = "SELECT value FROM meta WHERE key = ?"
         row = self._database.execute(query, (f"{table}_rowid",)).fetchone()
         return int(row[0]) if row else 0
-
-    def _move(self, table: str, rowid: int) -> None:
-        self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"{table}_rowid", str(rowid)))
-
-
-def messages_of(journal: Path, sample: int) -> tuple[Message, ...]:
-    """Returns the kept messages of an episode by its row in the table `samples`. Raises: JournalError."""
-    path = journal / DATABASE
-    try:
-        source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        with contextlib.closing(source):
-            query = "SELECT segment, offset, length, data FROM samples WHERE rowid = ?"
-            row = source.execute(query, (sample,)).fetchone()
-    except UNREADABLE as err:
-        raise JournalError(f"{path} cannot be read: {err}") from err
-    if row is None:
-        raise JournalError(f"{path} no longer holds the messages")
-    if row[3] is not None:
-        return JournalReader.messages(bytes(row[3]))
-    segments = SegmentReader(journal / "segments")
-    try:
-        return JournalReader.messages(segments.read(PayloadRef(*row[:3])))
-    finally:
-        segments.close()

@@ -12,7 +12,7 @@ from astraflow.addons.view.episode import EpisodeView, Tokens
 from astraflow.addons.view.search import EpisodeDict
 from astraflow.report.terminal_text import printable
 
-__all__ = ["episodes_table", "print_episode", "print_table"]
+__all__ = ["print_episode", "print_table"]
 
 _COLUMNS = (
     "id",
@@ -35,13 +35,6 @@ _UNLIKELY = (0.01, "bold red"), (0.1, "red"), (0.5, "yellow")
 
 def print_table(rows: Iterable[EpisodeDict], console: Console) -> int:
     """Prints one line per episode and returns their number."""
-    table, num = episodes_table(rows)
-    console.print(table)
-    return num
-
-
-def episodes_table(rows: Iterable[EpisodeDict]) -> tuple[Table, int]:
-    """Makes a table with one line per episode; returns it and the number of episodes."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name in _NUMBERS else "left")
@@ -49,15 +42,18 @@ def episodes_table(rows: Iterable[EpisodeDict]) -> tuple[Table, int]:
     for row in rows:
         num += 1
         text = " ".join(without_ends(str(row.get("completion", ""))).split())
-        table.add_row(*(Text(cell) for cell in _cells(row)), Text(_cut(printable(text))))
-    return table, num
+        text = printable(text)
+        text = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}\u2026"
+        table.add_row(*(Text(cell) for cell in (*_cells(row), text)))
+    console.print(table)
+    return num
 
 
 def _cells(row: EpisodeDict) -> list[str]:
     kind = "e" if row["kind"] == "eval" else ""
     versions = f"{row['oldest_version']}..{row['newest_version']}"
     if row["oldest_version"] == row["newest_version"]:
-        versions = _shown(row["newest_version"])
+        versions = _number_text(row["newest_version"])
     end = row["error"] or f"{row['finish'] or ''} {row['fate'] or ('' if kind else 'live')}".strip()
     return [
         str(row["id"]),
@@ -65,28 +61,27 @@ def _cells(row: EpisodeDict) -> list[str]:
         printable(row["task"] or ""),
         printable(row["policy"] or ""),
         versions,
-        _shown(row["reward"]),
-        _shown(row["advantage"]),
-        _shown(row["tokens"]),
+        _number_text(row["reward"]),
+        _number_text(row["advantage"]),
+        _number_text(row["tokens"]),
         printable(end),
     ]
 
 
-def _shown(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, int) else f"{value:.3g}"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}\u2026"
-
-
 def print_episode(view: EpisodeView, console: Console) -> None:
     """Prints one episode: its facts, its messages, and its tokens colored by probability."""
-    facts = {name: value for name, value in view.row.items() if value is not None}
-    shown = ", ".join(f"{name} {_shown_any(value)}" for name, value in facts.items())
-    console.print(Text(shown), soft_wrap=True)
+    facts = [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {printable(str(value))}"
+        for name, value in view.row.items()
+        if value is not None
+    ]
+    console.print(Text(", ".join(facts)), soft_wrap=True)
     for problem in (*view.problems, view.failure):
         if problem:
             console.print(Text(printable(problem, keeps_lines=True), style="red"), soft_wrap=True)
@@ -99,10 +94,6 @@ def print_episode(view: EpisodeView, console: Console) -> None:
     if view.metrics:
         metrics = ", ".join(f"{printable(name)} {value:.4g}" for name, value in view.metrics.items())
         console.print(Text(f"\n{metrics}", style="dim"), soft_wrap=True)
-
-
-def _shown_any(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 def _coloured(tokens: Tokens) -> Text:

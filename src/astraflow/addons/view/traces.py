@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from astraflow.addons.view.groups import Lease, lease_of
+from astraflow.addons.view.groups import LeaseId, lease_of
 from astraflow.addons.view.schema import TRAIN
 from astraflow.dataflow.core.commands import (
     AttemptFailed,
@@ -126,8 +126,8 @@ class TraceMaker:
         worker_id, issued_s = self._leases.pop(command.lease_id, (command.worker_id, at_s))
         is_dropped = any(isinstance(event, ResultDropped) for event in events)
         metrics = {item.name: item.value for item in facts.metrics}
-        told: dict[str, Value] = {"score": facts.score, **metrics, "dropped": int(is_dropped)}
-        attempt = self._span(lease, f"attempt {lease.attempt}", worker_id, (issued_s, at_s), told)
+        attributes: dict[str, Value] = {"score": facts.score, **metrics, "dropped": int(is_dropped)}
+        attempt = self._span(lease, f"attempt {lease.attempt}", worker_id, (issued_s, at_s), attributes)
         began_s = max(issued_s, at_s - facts.duration_s)
         yield attempt
         yield self._span(
@@ -145,9 +145,9 @@ class TraceMaker:
         lease = lease_of(event.lease_id)
         worker_id, issued_s = self._leases.pop(event.lease_id, ("", at_s))
         if lease is not None and self._is_traced(lease):
-            told: dict[str, Value] = {"error": event.error_class}
+            attributes: dict[str, Value] = {"error": event.error_class}
             yield self._span(
-                lease, f"attempt {lease.attempt}", worker_id, (issued_s, at_s), told, is_error=True
+                lease, f"attempt {lease.attempt}", worker_id, (issued_s, at_s), attributes, is_error=True
             )
 
     def _fate(self, event: FateDecided, at_s: float) -> Iterator[Span]:
@@ -158,11 +158,11 @@ class TraceMaker:
         group.fates[event.policy] = event.fate
         complete_s = group.ended_s or group.drawn_s
         taken_s = group.taken_s.get(event.policy)
-        told: dict[str, Value] = {"fate": event.fate, "staleness": event.staleness}
+        attributes: dict[str, Value] = {"fate": event.fate, "staleness": event.staleness}
         for episode_idx in group.scores:
-            lease = Lease(TRAIN, event.group_id, episode_idx, 0)
+            lease = LeaseId(TRAIN, event.group_id, episode_idx, 0)
             table = (complete_s, at_s if taken_s is None else taken_s)
-            yield self._span(lease, f"table {event.policy}", "dataflow", table, told)
+            yield self._span(lease, f"table {event.policy}", "dataflow", table, attributes)
             if taken_s is not None and event.fate == "trained":
                 step = {"step": event.step + 1}
                 trainer = f"trainer {event.policy}"
@@ -171,28 +171,28 @@ class TraceMaker:
             del self._groups[event.group_id]
             fates = {f"fate {policy}": fate for policy, fate in group.fates.items()}
             for episode_idx, score in group.scores.items():
-                lease = Lease(TRAIN, event.group_id, episode_idx, 0)
-                told = {"kind": "train", "task": group.task, "score": score, **fates}
-                yield self._root(lease, group.drawn_s, at_s, told)
+                lease = LeaseId(TRAIN, event.group_id, episode_idx, 0)
+                attributes = {"kind": "train", "task": group.task, "score": score, **fates}
+                yield self._root(lease, group.drawn_s, at_s, attributes)
 
     # --- spans ---
 
-    def _is_traced(self, lease: Lease) -> bool:
+    def _is_traced(self, lease: LeaseId) -> bool:
         return lease.kind != TRAIN or lease.group_id % self._every == 0
 
-    def _root(self, lease: Lease, start_s: float, end_s: float, told: dict[str, Value]) -> Span:
-        told = {**told, "group": lease.group_id, "episode": lease.episode_idx}
+    def _root(self, lease: LeaseId, start_s: float, end_s: float, attributes: dict[str, Value]) -> Span:
+        attributes = {**attributes, "group": lease.group_id, "episode": lease.episode_idx}
         return Span(
-            self._trace_id(lease), self._root_id(lease), 0, "dataflow", "episode", start_s, end_s, told
+            self._trace_id(lease), self._root_id(lease), 0, "dataflow", "episode", start_s, end_s, attributes
         )
 
     def _span(
         self,
-        lease: Lease,
+        lease: LeaseId,
         name: str,
         service: str,
         times_s: tuple[float, float],
-        told: dict[str, Value],
+        attributes: dict[str, Value],
         *,
         parent: int = 0,
         is_error: bool = False,
@@ -201,24 +201,19 @@ class TraceMaker:
             trace_id=self._trace_id(lease),
             span_id=_number(8, self._run_id, lease[:3], name),
             parent_id=parent or self._root_id(lease),
-            service=_service_of(service),
+            service=service.partition(".")[0] or "unknown",  # a worker's id is `NAME.NUMBER`
             name=name,
             start_s=times_s[0],
             end_s=max(times_s),
-            attributes=told,
+            attributes=attributes,
             is_error=is_error,
         )
 
-    def _trace_id(self, lease: Lease) -> int:
+    def _trace_id(self, lease: LeaseId) -> int:
         return _number(16, self._run_id, lease[:3])
 
-    def _root_id(self, lease: Lease) -> int:
+    def _root_id(self, lease: LeaseId) -> int:
         return _number(8, self._run_id, lease[:3], "episode")
-
-
-def _service_of(worker_id: str) -> str:
-    """Returns the name of a service from its id in the journal (`NAME.NUMBER`)."""
-    return worker_id.partition(".")[0] or "unknown"
 
 
 def _number(num_bytes: int, *parts: object) -> int:

@@ -6,11 +6,12 @@ with sampled tokens of another sequence, and a helper's prompt is a text that an
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
 from astraflow import wire
-from astraflow.addons.view.conversation import Block
+from astraflow.addons.view.conversation import MessageBlock
 from astraflow.types import Item, Trajectory
 
 __all__ = ["Branch", "Origin", "branches_of"]
@@ -27,7 +28,7 @@ class Branch:
     """A sequence, and its messages."""
 
     trajectory: Trajectory
-    blocks: Sequence[Block]
+    blocks: Sequence[MessageBlock]
 
 
 class Origin(Item, frozen=True, kw_only=True):
@@ -62,24 +63,27 @@ def _origin(branches: Sequence[Branch], idx: int) -> Origin:
         parent = max(alike, key=lambda other: (shared[other], other))
         return _fork(parent, branches[parent].trajectory, shared[parent])
     started: dict[int, str] = {}
-    shown: dict[int, str] = {}
-    prompt = _given(own.blocks)[-_MAX_TEXT:]
+    sources: dict[int, str] = {}
+    given = [block.text for block in takewhile(lambda block: not block.turn, own.blocks)]
+    prompt = "\n".join(given)[-_MAX_TEXT:]
+    last_given = given[-1][:_MAX_TEXT].strip() if given else ""
     for other in earlier:
         for block in reversed([each for each in branches[other].blocks if each.turn]):
-            if _is_within(_last_given(own.blocks), block.text[:_MAX_TEXT]):
+            if _is_within(last_given, block.text[:_MAX_TEXT]):
                 started = {other: f"started by sequence {other + 1} in turn {block.turn}"}
                 break
-            if _is_within(_reply(block), prompt):
-                shown[other] = f"turn {block.turn} of sequence {other + 1}"
+            texts = [part.text for part in block.parts if part.kind == "text"]  # without its reasoning
+            if _is_within("\n".join(texts)[:_MAX_TEXT].strip(), prompt):
+                sources[other] = f"turn {block.turn} of sequence {other + 1}"
                 break
-    others = {other: turn for other, turn in shown.items() if other not in started}
+    others = {other: turn for other, turn in sources.items() if other not in started}
     parents = (*started, *sorted(others, reverse=not started))
     if not parents:
         return Origin()
-    texts = list(started.values())
+    relations = list(started.values())
     if others:
-        texts.append(f"was shown {' and '.join(others.values())}")
-    return Origin(parent=parents[0], parents=parents, relation="; ".join(texts))
+        relations.append(f"was shown {' and '.join(others.values())}")
+    return Origin(parent=parents[0], parents=parents, relation="; ".join(relations))
 
 
 def _fork(parent: int, trajectory: Trajectory, num_shared: int) -> Origin:
@@ -101,27 +105,6 @@ def _num_shared(a: Trajectory, b: Trajectory) -> int:
     num = min(len(a_ids), len(b_ids))
     differing = np.flatnonzero(a_ids[:num] != b_ids[:num])
     return int(differing[0]) if len(differing) else num
-
-
-def _reply(block: Block) -> str:
-    """Returns the text of an answer without its reasoning."""
-    return "\n".join([part.text for part in block.parts if part.kind == "text"])[:_MAX_TEXT].strip()
-
-
-def _given(blocks: Sequence[Block]) -> str:
-    """Returns the text before the first answer."""
-    texts: list[str] = []
-    for block in blocks:
-        if block.turn:
-            break
-        texts.append(block.text)
-    return "\n".join(texts)
-
-
-def _last_given(blocks: Sequence[Block]) -> str:
-    """Returns the message before the first answer."""
-    first = next((idx for idx, block in enumerate(blocks) if block.turn), len(blocks))
-    return blocks[first - 1].text[:_MAX_TEXT].strip() if first else ""
 
 
 def _is_within(part: str, text: str) -> bool:

@@ -82,9 +82,9 @@ def _check_definitions(database: sqlite3.Connection, path: Path) -> None:
     fresh.executescript(SCHEMA_SQL)
     expected = fresh.execute(query).fetchall()
     fresh.close()
-    found = database.execute(query).fetchall()
-    if found != expected:
-        odd = sorted({str(row[1]) for row in {*found} ^ {*expected}})
+    rows = database.execute(query).fetchall()
+    if rows != expected:
+        odd = sorted({str(row[1]) for row in {*rows} ^ {*expected}})
         raise JournalError(f"{path} is damaged: the definitions of {', '.join(odd)} are wrong; {_REMEDY}")
 
 

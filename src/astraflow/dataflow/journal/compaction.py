@@ -178,7 +178,10 @@ class Compaction:
                 _raise_first(batch_problems(name, step, ledger))
                 _close_step(name, step, ledger)
                 yield
-        closing = _find_closing(ledger, self._input.replayable)
+        # What has a fate for all policies, is in no open batch, and will be in none.
+        closing = {idx for idx, group in ledger.groups.items() if group.is_decided} - self._input.replayable
+        for batch in [batch for policy in ledger.policies.values() for batch in policy.batches.values()]:
+            closing.difference_update(batch.all_ids)
         yield
         closed += [(group, ledger.groups.pop(group)) for group in sorted(closing)]
         rounds = ledger.state.rounds
@@ -286,27 +289,18 @@ class Compaction:
 def _close_step(name: str, step: int, ledger: Ledger) -> None:
     """Removes a step's batch from the audit state, except for what later checks of its record need."""
     policy = ledger.policies[name]
-    taken = policy.batches.pop(step)
+    batch = policy.batches.pop(step)
     del policy.committed[step]
     policy.num_closed_steps += 1
-    contributions = [ledger.group(group).contribution(name) for group in taken.all_ids]
+    contributions = [ledger.group(group).contribution(name) for group in batch.all_ids]
     policy.first_segments[step] = min(ref.segment for each in contributions for ref in each.payloads)
-    replayed = contributions[len(taken.event.group_ids) :]
+    replayed = contributions[len(batch.event.group_ids) :]
     if replayed:
         policy.replayed[step] = ReplayedGroups(
-            staleness=taken.event.replayed_staleness,
+            staleness=batch.event.replayed_staleness,
             num_samples=sum(each.num_samples for each in replayed),
             num_trained_tokens=sum(each.num_trained_tokens for each in replayed),
         )
-
-
-def _find_closing(ledger: Ledger, replayable: frozenset[int]) -> set[int]:
-    """Groups that have a fate for all policies, are in no open batch, and will be in none."""
-    closing = {idx for idx, group in ledger.groups.items() if group.is_decided} - replayable
-    for policy in ledger.policies.values():
-        for taken in policy.batches.values():
-            closing.difference_update(taken.all_ids)
-    return closing
 
 
 def _raise_first(problems: Sequence[str]) -> None:

@@ -405,10 +405,6 @@ class Journal:
         if (failure := self.failure) is not None:
             raise failure
 
-    def read(self, ref: PayloadRef) -> bytes:
-        """A durable payload. Raises: JournalError."""
-        return self._segments.read(ref)
-
     def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
         """Durable payloads in the order of `refs`. Raises: JournalError."""
         return self._segments.read_all(refs)

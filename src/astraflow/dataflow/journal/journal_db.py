@@ -127,6 +127,8 @@ class FateRow:
 class TranscriptRow(Item, frozen=True, kw_only=True):
     """An episode whose messages are kept for reading: a row of the table `samples`."""
 
+    id: int = 0
+    """Number of the row, counted from 1; 0 if it isn't stored yet."""
     kind: str
     """`train` or `eval`."""
     group_id: int
@@ -136,7 +138,7 @@ class TranscriptRow(Item, frozen=True, kw_only=True):
     """Evaluated version, or the oldest version of the episode's trained tokens."""
     score: float
     ref: PayloadRef
-    data: bytes = b""
+    data: bytes | None = None
     """The messages themselves, after their segment was dropped."""
 
 
@@ -146,6 +148,8 @@ class TelemetryRow:
 
     source: str
     span: BusySpan
+    id: int
+    """Number of the row, counted from 1."""
 
 
 def row_sum(table: str, values: SqlRow) -> bytes:

@@ -247,20 +247,16 @@ class Ledger:
             TasksPushed: self._push,
             GroupDrawn: self._draw,
             LeaseIssued: self._lease,
-            AttemptFailed: self._count_failed,
-            ResultDropped: self._count_dropped,
             FateDecided: self._decide,
             BatchTaken: self._take,
             BatchDropped: self._drop,
             VersionPublished: self._publish,
             StepCommitted: self._commit,
-            StepRedone: self._redo,
-            EvalFinished: self._count_eval,
             RunEnded: self._end,
             RunResumed: self._resume,
             ScheduleChanged: self._change_schedule,
-            ServiceSetAside: self._ignore,
-            ServiceRestored: self._ignore,
+            **dict.fromkeys((AttemptFailed, ResultDropped, StepRedone, EvalFinished), self._count),
+            **dict.fromkeys((ServiceSetAside, ServiceRestored), self._count),
         }
 
     @property
@@ -376,8 +372,8 @@ class Ledger:
             self._problem(f"{event.policy}: group {event.group_id} is {first.fate} and then {event.fate}")
         else:
             group.fates[event.policy] = event
-        taken = self.policies[event.policy].batches.get(event.step)
-        if event.fate == "trained" and (taken is None or event.group_id not in taken.event.group_ids):
+        batch = self.policies[event.policy].batches.get(event.step)
+        if event.fate == "trained" and (batch is None or event.group_id not in batch.event.group_ids):
             self._problem(
                 f"{event.policy}: group {event.group_id} is trained in step {event.step + 1}, whose batch "
                 "does not hold it"
@@ -405,13 +401,15 @@ class Ledger:
                 f"{_numbers(open_steps)} are not committed"
             )
         for step in open_steps:
-            taken = policy.batches.pop(step)
-            for idx in taken.event.group_ids:
+            batch = policy.batches.pop(step)
+            for idx in batch.event.group_ids:
                 fate = self.group(idx).fates.get(name)
                 if fate is None or fate.fate != "evicted":
-                    said = fate.fate if fate else "undecided"
-                    self._problem(f"{name}: group {idx} of the dropped batch of step {step + 1} is {said}")
-            for idx in taken.all_ids:
+                    fate_text = fate.fate if fate else "undecided"
+                    self._problem(
+                        f"{name}: group {idx} of the dropped batch of step {step + 1} is {fate_text}"
+                    )
+            for idx in batch.all_ids:
                 self.group(idx).contribution(name).num_uses -= 1
         policy.num_dropped += len(open_steps)
 
@@ -467,9 +465,6 @@ class Ledger:
         policy.committed[step.step] = step
         self.state.last_commit_s = record.at_s
 
-    def _redo(self, event: StepRedone, _: Record) -> None:
-        self._policy(event.policy).num_redone += 1
-
     def _end(self, event: RunEnded, record: Record) -> None:
         if self.state.ended is not None:
             self._problem(f"record {record.seq}: the run ends a second time")
@@ -497,11 +492,19 @@ class Ledger:
         facts = {} if plan is None else plan.policies
         return any(self._policy(name).num_committed < each.num_steps for name, each in facts.items())
 
-    def _ignore(self, _: ServiceSetAside | ServiceRestored, __: Record) -> None:
-        """These events are not counted."""
-
-    def _count_failed(self, event: AttemptFailed, _: Record) -> None:
-        self.state.num_failed_attempts += event.error_class != HANDED_IN
+    def _count(self, event: Event, _: Record) -> None:
+        """Counts an event that no rule is about. Changes of a service's standing are not counted."""
+        match event:
+            case AttemptFailed():
+                self.state.num_failed_attempts += event.error_class != HANDED_IN
+            case ResultDropped():
+                self.state.num_dropped += 1
+            case StepRedone():
+                self._policy(event.policy).num_redone += 1
+            case EvalFinished():
+                self.state.num_evals += 1
+            case _:
+                pass
 
     def _count_failure_kind(self, event: AttemptFailed, command: Command) -> None:
         """Counts a failure by its kind. A lost attempt has no message, and a hand-in is not a failure."""
@@ -511,12 +514,6 @@ class Ledger:
         if isinstance(command, RecordResult) and isinstance(command.outcome, Failure):
             failure = command.outcome
         count_failure(self.state.failures, failure)
-
-    def _count_dropped(self, event: ResultDropped, _: Record) -> None:
-        self.state.num_dropped += 1
-
-    def _count_eval(self, event: EvalFinished, _: Record) -> None:
-        self.state.num_evals += 1
 
     def _accept(self, lease_id: str, facts: EpisodeFacts) -> None:
         """Counts an accepted result. A repeated result of the same lease counts once."""

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -32,11 +32,11 @@ from astraflow.dataflow.journal.records import (
     decode_records,
     events_of,
 )
-from astraflow.dataflow.journal.segments import PLAN, RECORDS, LogReader, segment_numbers
+from astraflow.dataflow.journal.segments import PLAN, RECORDS, LogReader, SegmentReader, segment_numbers
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, EvalRecord, Message, StepRecord
 
-__all__ = ["JournalReader"]
+__all__ = ["JournalReader", "JournalTables"]
 
 _PLANS = msgspec.msgpack.Decoder(RecordedPlan)
 _STEPS = msgspec.msgpack.Decoder(StepRecord)
@@ -46,8 +46,8 @@ _MESSAGES = msgspec.msgpack.Decoder(tuple[Message, ...])
 _T = TypeVar("_T")
 
 
-class JournalReader:
-    """Read-only view of a journal folder. `close` it, or use `with`.
+class JournalTables:
+    """Read-only view of a journal's tables alone, whatever the log is like. `close` it, or use `with`.
 
     Its methods raise JournalError if something cannot be read.
     """
@@ -55,48 +55,31 @@ class JournalReader:
     def __init__(self, folder: Path) -> None:
         """Raises: JournalError if the folder holds no readable journal."""
         self.path = folder / DATABASE
+        self._segments = SegmentReader(folder / "segments")
         try:
             self.database = _open_read_only(folder)
-            try:
-                self._check_schema()
-                # The log is opened before the moment of the tables. What is compacted meanwhile is in them.
-                self._log = self._open_log(folder / "segments")
-                # All queries see the moment of the first one.
-                self.database.execute("BEGIN")
-                self.compacted = self._read_compacted()
-            except BaseException:
-                self.database.close()
-                raise
         except UNREADABLE as err:
             raise JournalError(f"{self.path} cannot be read: {err}") from err
+        try:
+            schema = self.meta("schema")
+            if schema != str(JOURNAL_SCHEMA):
+                raise JournalError(
+                    f"{self.path} has schema {schema or 'none'}; this version reads {JOURNAL_SCHEMA}. Use "
+                    "the version that made it"
+                )
+        except BaseException:
+            self.database.close()
+            raise
 
-    def _check_schema(self) -> None:
-        schema = self.meta("schema")
-        if schema != str(JOURNAL_SCHEMA):
-            raise JournalError(
-                f"{self.path} has schema {schema or 'none'}; this version reads {JOURNAL_SCHEMA}. Use the "
-                "version that made it"
-            )
-
-    def _open_log(self, segments: Path) -> LogReader:
-        while True:
-            first = self._read_compacted().segment
-            try:
-                return LogReader(segments, first)
-            except JournalError:
-                if self._read_compacted().segment == first:
-                    raise
-                # A compaction has dropped segments meanwhile.
-
-    def __enter__(self) -> "JournalReader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Closes the database and the log."""
-        self._log.close()
+        """Closes everything that is open."""
+        self._segments.close()
         self.database.close()
 
     def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
@@ -108,16 +91,89 @@ class JournalReader:
         except UNREADABLE as err:
             raise JournalError(f"{self.path} cannot be read: {err}") from err
 
+    def meta(self, key: str) -> str:
+        """A value of the table `meta`; "" if there is none."""
+        row = next(self._rows("SELECT value FROM meta WHERE key = ?", key), None)
+        return str(row[0]) if row else ""
+
+    def telemetry(self, *, after: int = 0, limit: int = -1) -> list[TelemetryRow]:
+        """Busy spans, by default all. `after`: only rows with larger ids."""
+        # SQLite stores NaN as NULL. Such a span is meaningless.
+        query = (
+            "SELECT rowid, source, kind, start_s, end_s FROM telemetry WHERE rowid > ? "
+            "AND start_s IS NOT NULL AND end_s IS NOT NULL ORDER BY rowid LIMIT ?"
+        )
+        return [
+            TelemetryRow(source, BusySpan(kind, start, end), row_id)
+            for row_id, source, kind, start, end in self._rows(query, after, limit)
+        ]
+
+    def transcripts(self, where: str, *values: object, limit: int = -1) -> list[TranscriptRow]:
+        """Episodes whose messages are kept, in order of arrival. `where`: a condition on rows of `samples`.
+
+        Example: `transcripts("kind = ?", "eval")`.
+        """
+        query = f"SELECT rowid, * FROM samples WHERE {where} ORDER BY rowid LIMIT ?"
+        return [
+            TranscriptRow(
+                id=row[0],
+                kind=row[1],
+                group_id=row[2],
+                task_id=row[3],
+                policy=row[4],
+                version=row[5],
+                score=row[6],
+                ref=PayloadRef(*row[7:10]),
+                data=row[10],
+            )
+            for row in self._rows(query, *values, limit)
+        ]
+
+    def messages(self, row: TranscriptRow) -> tuple[Message, ...]:
+        """The messages of an episode."""
+        data = self._segments.read(row.ref) if row.data is None else row.data
+        try:
+            return _MESSAGES.decode(data)
+        except msgspec.DecodeError as err:
+            raise JournalError(f"the messages of an episode cannot be read: {err}") from err
+
+
+class JournalReader(JournalTables):
+    """Read-only view of a journal folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises: JournalError if the folder holds no readable journal."""
+        super().__init__(folder)
+        try:
+            # The log is opened before the moment of the tables. What is compacted meanwhile is in them.
+            self._log = self._open_log(folder / "segments")
+            # All queries see the moment of the first one.
+            self.database.execute("BEGIN")
+            self.compacted = self._read_compacted()
+        except BaseException:
+            self.database.close()
+            raise
+
+    def _open_log(self, segments: Path) -> LogReader:
+        while True:
+            first = self._read_compacted().segment
+            try:
+                return LogReader(segments, first)
+            except JournalError:
+                if self._read_compacted().segment == first:
+                    raise
+                # A compaction has dropped segments meanwhile.
+
+    def close(self) -> None:
+        """Closes the tables and the log."""
+        self._log.close()
+        super().close()
+
     def _decode(self, table: str, decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
         try:
             return decoder.decode(data)
         except msgspec.DecodeError as err:
             raise JournalError(f"{self.path}: a row of {table} cannot be read: {err}") from err
-
-    def meta(self, key: str) -> str:
-        """A value of the table `meta`; "" if there is none."""
-        row = next(self._rows("SELECT value FROM meta WHERE key = ?", key), None)
-        return str(row[0]) if row else ""
 
     @property
     def date(self) -> str:
@@ -228,42 +284,6 @@ class JournalReader:
         events = (event for record in self.records() for event in events_of(record, EvalFinished))
         return compacted + [event.record for event in events]
 
-    def telemetry(self) -> list[TelemetryRow]:
-        """All busy spans."""
-        # SQLite stores NaN as NULL. Such a span is meaningless.
-        query = (
-            "SELECT source, kind, start_s, end_s FROM telemetry "
-            "WHERE start_s IS NOT NULL AND end_s IS NOT NULL"
-        )
-        return [
-            TelemetryRow(source, BusySpan(kind, start, end)) for source, kind, start, end in self._rows(query)
-        ]
-
-    def transcripts(self, kind: str) -> list[TranscriptRow]:
-        """Episodes of one kind (`train` or `eval`) whose messages are kept, in order of arrival."""
-        query = "SELECT * FROM samples WHERE kind = ? ORDER BY rowid"
-        return [
-            TranscriptRow(
-                kind=row[0],
-                group_id=row[1],
-                task_id=row[2],
-                policy=row[3],
-                version=row[4],
-                score=row[5],
-                ref=PayloadRef(*row[6:9]),
-                data=row[9] or b"",
-            )
-            for row in self._rows(query, kind)
-        ]
-
-    @staticmethod
-    def messages(payload: bytes) -> tuple[Message, ...]:
-        """The messages in a transcript's payload. Raises: JournalError."""
-        try:
-            return _MESSAGES.decode(payload)
-        except msgspec.DecodeError as err:
-            raise JournalError(f"the messages of an episode cannot be read: {err}") from err
-
 
 def _open_read_only(folder: Path) -> sqlite3.Connection:
     """Opens the database of a folder. If it has no tables, but there are segments, it has empty ones.
@@ -273,13 +293,14 @@ def _open_read_only(folder: Path) -> sqlite3.Connection:
     path = folder / DATABASE
     if path.is_file():
         uri = f"{path.resolve().as_uri()}?mode=ro"
-        database = sqlite3.connect(uri, uri=True, isolation_level=None)
+        # One thread at a time uses a reader, but any of a pool's threads may.
+        database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         if not segment_numbers(folder / "segments") or _has_tables(database):
             return database
         database.close()
     elif not segment_numbers(folder / "segments"):
         raise JournalError(f"{folder} holds no journal: {DATABASE} is missing")
-    database = sqlite3.connect(":memory:", isolation_level=None)
+    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     make_tables(database)
     return database
 

@@ -17,9 +17,9 @@ def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
 
     The recorded staleness of each group must follow from the versions of its tokens.
     """
-    taken = ledger.policies[name].batches[step]
-    batch = taken.event
-    plan = ledger.plan_at(taken.seq)
+    open_batch = ledger.policies[name].batches[step]
+    batch = open_batch.event
+    plan = ledger.plan_at(open_batch.seq)
     facts = plan.policies.get(name) if plan else None
     if facts is None:
         return [f"{name}: batch of step {step + 1}: no plan of the run covers it"]
@@ -31,9 +31,9 @@ def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
         problems.append(f"{at} holds {len(batch.group_ids)} groups, not {facts.groups_per_batch}")
     if len(batch.replayed_ids) > facts.max_replayed:
         problems.append(f"{at} replays {len(batch.replayed_ids)} groups, at most {facts.max_replayed}")
-    if len(taken.all_staleness) != len(taken.all_ids):
-        problems.append(f"{at} holds {len(taken.all_staleness)} staleness figures")
-    for group, staleness in zip(taken.all_ids, taken.all_staleness, strict=False):
+    if len(open_batch.all_staleness) != len(open_batch.all_ids):
+        problems.append(f"{at} holds {len(open_batch.all_staleness)} staleness figures")
+    for group, staleness in zip(open_batch.all_ids, open_batch.all_staleness, strict=False):
         problems += _group_problems(
             f"{at}: group {group}", batch, staleness, ledger.group(group).contribution(name), facts
         )
@@ -60,20 +60,20 @@ def commit_problems(name: str, record: StepRecord, ledger: Ledger) -> list[str]:
 
     Each group of the batch must have the fate `trained` in this step.
     """
-    taken = ledger.policies[name].batches.get(record.step)
+    open_batch = ledger.policies[name].batches.get(record.step)
     at = f"{name}: step {record.number}"
-    if taken is None:
+    if open_batch is None:
         return [f"{at} is committed without a batch"]
     problems: list[str] = []
-    for group in taken.event.group_ids:
+    for group in open_batch.event.group_ids:
         event = ledger.group(group).fates.get(name)
         if event is None or event.fate != "trained" or event.step != record.step:
             problems.append(f"{at}: group {group} of its batch is {event.fate if event else 'undecided'}")
-    contributions = [ledger.group(group).contribution(name) for group in taken.all_ids]
+    contributions = [ledger.group(group).contribution(name) for group in open_batch.all_ids]
     problems += record_problems(
         record,
-        taken.all_staleness,
-        num_replayed=len(taken.event.replayed_ids),
+        open_batch.all_staleness,
+        num_replayed=len(open_batch.event.replayed_ids),
         num_samples=sum(each.num_samples for each in contributions),
         num_trained_tokens=sum(each.num_trained_tokens for each in contributions),
     )
@@ -95,14 +95,14 @@ def record_problems(
     problems: list[str] = []
     at = f"{record.policy}: step {record.number}"
     mean = sum(staleness) / max(1, len(staleness))
-    for what, said, found in (
+    for what, figure, expected in (
         ("groups", record.num_groups, len(staleness)),
         ("replayed groups", record.num_replayed_groups, num_replayed),
         ("samples", record.num_samples, num_samples),
         ("trained tokens", record.num_trained_tokens, num_trained_tokens),
     ):
-        if said != found:
-            problems.append(f"{at}: its record says {said} {what}, its batch holds {found}")
+        if figure != expected:
+            problems.append(f"{at}: its record says {figure} {what}, its batch holds {expected}")
     greatest = max(staleness, default=0)
     if record.staleness_max != greatest:
         problems.append(

@@ -17,6 +17,7 @@ anyone once the bytes are written.
 
 import itertools
 import os
+import re
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ __all__ = [
     "LogReader",
     "PendingWrite",
     "SegmentReader",
+    "SegmentScan",
     "SegmentStore",
     "open_segment",
     "segment_numbers",
@@ -75,7 +77,13 @@ _RUN_BYTES = 16 * 1024 * 1024
 _SMALL_BYTES = 4096
 """Buffers of a smaller average size are joined before they are written."""
 _WINDOW_BYTES = 64 * 1024
-"""Bytes that are read at once in search of entries."""
+"""Bytes that are read at once, entry by entry."""
+_SEARCH_BYTES = 4 * 1024 * 1024
+"""Bytes that are read at once in search of intact records after damage."""
+_LIST_OF_RECORDS = re.compile(rb"(?:[\x90-\x9f]|\xdc..|\xdd....)\x95", re.DOTALL)
+"""How a list of records begins in msgpack: a list whose first item is a list of five items. Other bytes that
+look like the head of an entry are rejected by this, without a checksum over megabytes."""
+_PEEK_BYTES = 6
 
 
 @dataclass(slots=True)
@@ -110,9 +118,14 @@ class SegmentReader:
         payloads: dict[int, memoryview] = {}
         run: list[int] = []
         for idx in order:
-            if run and not _are_near(refs[run[0]], refs[run[-1]], refs[idx]):
-                self._read_run(refs, run, payloads)
-                run = []
+            if run:
+                first = refs[run[0]]
+                last = refs[run[-1]]
+                gap = refs[idx].offset - last.offset - last.length
+                size = refs[idx].offset + refs[idx].length - first.offset
+                if refs[idx].segment != first.segment or gap > _GAP_BYTES or size > _RUN_BYTES:
+                    self._read_run(refs, run, payloads)
+                    run = []
             run.append(idx)
         if run:
             self._read_run(refs, run, payloads)
@@ -218,10 +231,6 @@ class SegmentStore:
             if idx + 1 == len(writes) or writes[idx + 1].segment != write.segment:
                 os.fdatasync(self._file)
 
-    def read(self, ref: PayloadRef) -> bytes:
-        """A written payload. Raises: JournalError."""
-        return self._reader.read(ref)
-
     def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
         """Written payloads in the order of `refs`. Raises: JournalError."""
         return self._reader.read_all(refs)
@@ -274,13 +283,6 @@ class SegmentStore:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def _are_near(first: PayloadRef, last: PayloadRef, other: PayloadRef) -> bool:
-    """Whether `other` can be read together with the run from `first` to `last`."""
-    gap = other.offset - last.offset - last.length
-    size = other.offset + other.length - first.offset
-    return other.segment == first.segment and gap <= _GAP_BYTES and size <= _RUN_BYTES
 
 
 def _make_head(kind: int, data: bytes | memoryview) -> tuple[int, int, int]:
@@ -343,23 +345,15 @@ def verify_segments(folder: Path, first: int) -> tuple[int, int]:
         for number in range(first, numbers[-1]):
             path = segment_path(folder, number)
             if number not in numbers:
-                raise _missing(path)
+                raise JournalError(f"{path} is missing; restore the file from a copy")
             end = _find_whole_end(path, number)
             if end == 0 or end != path.stat().st_size:
-                raise _damage_at(path, end)
+                raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")
         return numbers[-1], max(
             SEGMENT_HEADER.size, _find_whole_end(segment_path(folder, numbers[-1]), numbers[-1])
         )
     except OSError as err:
         raise _as_journal_error(folder, err) from err
-
-
-def _missing(path: Path) -> JournalError:
-    return JournalError(f"{path} is missing; restore the file from a copy")
-
-
-def _damage_at(path: Path, offset: int) -> JournalError:
-    return JournalError(f"{path}: the entry at {offset} is damaged; restore the file from a copy")
 
 
 def _as_journal_error(folder: Path, error: OSError) -> JournalError:
@@ -386,7 +380,8 @@ class LogReader:
         try:
             for number in range(first, max(numbers, default=-1) + 1):
                 if number not in numbers:
-                    raise _missing(segment_path(folder, number))
+                    path = segment_path(folder, number)
+                    raise JournalError(f"{path} is missing; restore the file from a copy")
                 file = open_segment(segment_path(folder, number))
                 self._files[number] = file
                 self._sizes[number] = os.fstat(file.fileno()).st_size
@@ -404,8 +399,8 @@ class LogReader:
         for idx in itertools.count():
             if idx == len(self._entries) and not self._find_next():
                 return
-            found, segment, offset, length = self._entries[idx]
-            if found == kind:
+            entry_kind, segment, offset, length = self._entries[idx]
+            if entry_kind == kind:
                 yield os.pread(self._files[segment].fileno(), length, offset)
 
     def _find_next(self) -> bool:
@@ -421,13 +416,15 @@ class LogReader:
     def _find_entries(self) -> Iterator[bool]:
         for number, file in self._files.items():
             path = segment_path(self._folder, number)
-            scan = _SegmentScan(path, file, number, skips_payloads=True)
-            for kind, data in scan.entries(self._sizes[number]):
+            scan = SegmentScan(path, file, number, size=self._sizes[number], skips_payloads=True)
+            for kind, data in scan.synced_entries():
                 if kind != PAYLOAD:
                     self._entries.append((kind, number, scan.end - len(data), len(data)))
                     yield True
             if number + 1 in self._files and scan.end != max(self._sizes[number], SEGMENT_HEADER.size):
-                raise _damage_at(path, scan.end)
+                raise JournalError(
+                    f"{path}: the entry at {scan.end} is damaged; restore the file from a copy"
+                )
 
 
 def segment_numbers(folder: Path) -> list[int]:
@@ -456,52 +453,106 @@ def _cut_torn_end(path: Path, segment: int) -> int:
 def _find_whole_end(path: Path, segment: int) -> int:
     """The end of the last intact entry of a segment; 0 if not even its header is complete.
 
-    Raises: as `_SegmentScan.entries`.
+    Raises: as `SegmentScan.synced_entries`.
     """
     with open_segment(path) as file:
-        scan = _SegmentScan(path, file, segment)
-        for _ in scan.entries(os.fstat(file.fileno()).st_size):
+        scan = SegmentScan(path, file, segment)
+        for _ in scan.synced_entries():
             pass
     return scan.end
 
 
-class _SegmentScan:
-    """Goes through the entries of a segment."""
+class SegmentScan:
+    """Goes through the entries of a segment, from any of them on."""
 
-    def __init__(self, path: Path, file: BinaryIO, segment: int, *, skips_payloads: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        file: BinaryIO,
+        segment: int,
+        *,
+        begin: int = 0,
+        size: int | None = None,
+        skips_payloads: bool = False,
+    ) -> None:
+        """`begin`: where an entry begins; 0 for the header. `size`: only so many bytes of the file count."""
         self._path = path
         self._file = file
         self._segment = segment
         self._skips_payloads = skips_payloads
-        self.end = 0
+        self.size = os.fstat(file.fileno()).st_size if size is None else size
+        self.end = begin
         """Where the last intact entry ended; 0 if not even the header is complete."""
         self._begin = 0
         self._window = b""
         """Bytes of the file from `_begin` on."""
 
-    def entries(self, size: int) -> Iterator[tuple[int, bytes]]:
-        """(kind, bytes) of each entry up to the first incomplete one. Skipped payloads have no bytes.
+    def entries(self) -> Iterator[tuple[int, bytes]]:
+        """(kind, bytes) of each entry up to the first one that isn't intact. Skipped payloads have no bytes.
 
-        Raises: JournalError if the file is no segment, or if the bytes after the last intact entry were once
-        intact too. They are then damaged, not torn by a crash.
+        Raises: JournalError if the file is no segment.
         """
-        header = self._bytes_at(0, SEGMENT_HEADER.size)
-        if len(header) < SEGMENT_HEADER.size:
-            return
-        self._check_header(header)
-        self.end = SEGMENT_HEADER.size
-        last_records = b""
-        while (entry := self._entry_at(self.end, size)) is not None:
+        if self.end == 0:
+            header = self._bytes_at(0, SEGMENT_HEADER.size)
+            if len(header) < SEGMENT_HEADER.size:
+                return
+            self._check_header(header)
+            self.end = SEGMENT_HEADER.size
+        while (entry := self._entry_at(self.end)) is not None:
             kind, length, data = entry
             self.end += ENTRY_HEAD.size + length
+            yield kind, data
+
+    def synced_entries(self) -> Iterator[tuple[int, bytes]]:
+        """The same. Raises: JournalError also if the bytes after the last intact entry were once intact too,
+        so that they are damaged, not torn by a crash."""
+        last_records = b""
+        for kind, data in self.entries():
             if kind == RECORDS:
                 last_records = data
             yield kind, data
-        if self.end < size and _was_synced(self._bytes_at(self.end, size - self.end), last_records):
+        if self.end < self.size and self._was_synced(last_records):
             raise JournalError(
                 f"{self._path}: the entry at {self.end} is damaged, and records that came later are whole; "
                 "restore the file from a copy"
             )
+
+    def find_records(self, first: int) -> Iterator[int]:
+        """Where intact entries of records begin from an offset on. They may be at any offset, because the
+        length of a broken entry is unknown."""
+        head_bytes = ENTRY_HEAD.size
+        for begin in range(first, self.size, _SEARCH_BYTES):
+            # The pieces overlap by one head, for an entry that begins at the end of a piece.
+            piece = os.pread(self._file.fileno(), _SEARCH_BYTES + head_bytes, begin)
+            kind_at = piece.find(RECORDS, _LENGTH_BYTES)
+            while 0 <= kind_at < len(piece) - (head_bytes - _LENGTH_BYTES):
+                offset = begin + kind_at - _LENGTH_BYTES
+                if offset + head_bytes <= self.size and self._are_records(offset):
+                    yield offset
+                kind_at = piece.find(RECORDS, kind_at + 1)
+
+    def _are_records(self, offset: int) -> bool:
+        """Checks whether an intact entry of records begins at an offset."""
+        head = os.pread(self._file.fileno(), ENTRY_HEAD.size + _PEEK_BYTES, offset)
+        length, kind, checksum = ENTRY_HEAD.unpack_from(head)
+        offset += ENTRY_HEAD.size
+        if not 0 < length <= self.size - offset or not _LIST_OF_RECORDS.match(head, ENTRY_HEAD.size):
+            return False
+        return xxhash.xxh3_64_intdigest(os.pread(self._file.fileno(), length, offset), kind) == checksum
+
+    def _was_synced(self, last_records: bytes) -> bool:
+        """Whether the bytes after a broken entry prove that the entry was synced once.
+
+        They do if they contain a later flush, because a flush starts only after the previous one is synced. A
+        flush ends with its records, in one entry. Two such entries therefore belong to two flushes. A single
+        one belongs to a later flush if it does not continue the last intact records.
+        """
+        places = list(itertools.islice(self.find_records(self.end), 2))
+        if len(places) == 1 and last_records:
+            entry = self._entry_at(places[0])
+            assert entry is not None  # it was read a moment ago, and written bytes never change
+            return decode_records(entry[2])[0].seq > decode_records(last_records)[-1].seq + 1
+        return len(places) > 1
 
     def _check_header(self, header: bytes) -> None:
         magic, schema, number = SEGMENT_HEADER.unpack(header)
@@ -515,14 +566,14 @@ class _SegmentScan:
                 f"{self._path} has schema {schema}; this version reads schema {SEGMENT_SCHEMA}"
             )
 
-    def _entry_at(self, offset: int, size: int) -> tuple[int, int, bytes] | None:
-        """Kind, length and bytes of the entry at an offset; None if it is incomplete."""
+    def _entry_at(self, offset: int) -> tuple[int, int, bytes] | None:
+        """Kind, length and bytes of the entry at an offset; None if it isn't intact."""
         head = self._bytes_at(offset, ENTRY_HEAD.size)
         if len(head) < ENTRY_HEAD.size:
             return None
         length, kind, checksum = ENTRY_HEAD.unpack(head)
         offset += ENTRY_HEAD.size
-        if offset + length > size or kind > PLAN:
+        if offset + length > self.size or kind > PLAN:
             return None
         if kind == PAYLOAD and self._skips_payloads:
             return kind, length, b""
@@ -539,28 +590,3 @@ class _SegmentScan:
             self._begin = offset
             first = 0
         return self._window[first : first + length]
-
-
-def _was_synced(rest: bytes, last_records: bytes) -> bool:
-    """Whether the bytes after a broken entry prove that the entry was synced once.
-
-    They do if they contain a later flush, because a flush starts only after the previous one is synced. A
-    flush ends with its records, in one entry. Two such entries therefore belong to two flushes. A single one
-    belongs to a later flush if it does not continue the last intact records.
-    """
-    found = list(itertools.islice(_find_records(rest), 2))
-    if len(found) == 1 and last_records:
-        return decode_records(found[0])[0].seq > decode_records(last_records)[-1].seq + 1
-    return len(found) > 1
-
-
-def _find_records(data: bytes) -> Iterator[bytes]:
-    """The intact entries of records at any offset: after a broken entry, the next start is unknown."""
-    kind_at = data.find(RECORDS, _LENGTH_BYTES)
-    while kind_at >= 0:
-        begin = kind_at - _LENGTH_BYTES + ENTRY_HEAD.size
-        length, kind, checksum = ENTRY_HEAD.unpack_from(data.ljust(begin, b"\0"), begin - ENTRY_HEAD.size)
-        body = data[begin : begin + length] if length <= len(data) - begin else b""
-        if body and xxhash.xxh3_64_intdigest(body, kind) == checksum:
-            yield body
-        kind_at = data.find(RECORDS, kind_at + 1)

@@ -10,6 +10,7 @@ log takes 30 to 40 ms, once every thousand records or so.
 """
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -97,19 +98,21 @@ class TableWriter:
     async def _write(self) -> None:
         """Writes transactions until nothing is pending, or one fails. Woken by `start`."""
         while not self._pending.is_empty:
-            taken = self._pending
+            rows = self._pending
             self._pending = TableRows()
             try:
-                await self.run(self._transact, taken)
+                await self.run(self._transact, rows)
             except sqlite3.Error as err:
-                taken.absorb(self._pending)
-                self._pending = taken
+                rows.absorb(self._pending)
+                self._pending = rows
                 self.failure = err
                 self._failed_at = time.monotonic()
                 _log.error("the journal's tables cannot be written: %s", err)
                 break
             self.failure = None
-            await _pause(self._hurry)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await self._hurry.wait()
         # Not in a callback at the task's end: rows that are added in between must start a new task.
         self._task = None
 
@@ -134,11 +137,3 @@ class TableWriter:
         finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-
-
-async def _pause(hurry: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(_PAUSE_S):
-            await hurry.wait()
-    except TimeoutError:
-        return

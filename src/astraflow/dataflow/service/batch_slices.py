@@ -7,13 +7,14 @@ slice as fit into the body of one reply. Stored token columns are copied without
 import heapq
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import msgspec
 
 from astraflow import wire
 from astraflow.dataflow.api import WHOLE_SLICE
-from astraflow.dataflow.core.commands import BatchView, PayloadRef, SampleView
+from astraflow.dataflow.core.commands import BatchView, PayloadRef
 from astraflow.errors import WireError
 from astraflow.types import AdvantageSpan, Batch, BatchReply, RunState, Sample, Trajectory
 
@@ -113,13 +114,14 @@ def encode_slice(
     chosen = [view.samples[idx] for idx in slices[request.rank]]
     num_pages = 1
     if request.page != WHOLE_SLICE:
-        pages = page_ranges([_stored_bytes(sample) for sample in chosen], request.page_bytes)
+        most = [s.payload.length + _SAMPLE_BYTES + _ADVANTAGE_BYTES * len(s.advantages) for s in chosen]
+        pages = page_ranges(most, request.page_bytes)
         num_pages = len(pages)
         if not 0 <= request.page < num_pages:
             raise WireError(f"page {request.page} does not exist: the slice has {num_pages}, counted from 0")
         chosen = [chosen[idx] for idx in pages[request.page]]
     payloads = read([sample.payload for sample in chosen])
-    trajectory = _splice if request.media_type == wire.MSGPACK else _decode
+    trajectory = _splice if request.media_type == wire.MSGPACK else partial(wire.decode, item_type=Trajectory)
     batch = Batch(
         policy=view.policy,
         step=view.step,
@@ -147,15 +149,6 @@ def encode_slice(
     return wire.encode(BatchReply(batch=batch, state=state, num_pages=num_pages), request.media_type)
 
 
-def _stored_bytes(sample: SampleView) -> int:
-    """Upper bound for the size of a sample in a reply."""
-    return sample.payload.length + _SAMPLE_BYTES + _ADVANTAGE_BYTES * len(sample.advantages)
-
-
 def _splice(payload: bytes | memoryview) -> Trajectory:
     """Encoded bytes in place of a trajectory. The encoder copies them; nothing else may use them."""
     return cast("Trajectory", msgspec.Raw(payload))
-
-
-def _decode(payload: bytes | memoryview) -> Trajectory:
-    return wire.decode(payload, Trajectory)

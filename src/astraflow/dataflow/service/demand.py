@@ -134,8 +134,8 @@ class Demand:
 
     def estimate(self, now_s: float) -> ServiceNeed | None:
         """The need of the trainer that needs the most services; None if unknown."""
-        found = [needed for points in self._points.values() if (needed := _estimate(points, now_s))]
-        return max(found, key=lambda needed: needed.number, default=None)
+        demands = [needed for points in self._points.values() if (needed := _estimate(points, now_s))]
+        return max(demands, key=lambda needed: needed.number, default=None)
 
 
 def _estimate(points: Sequence[_Point], now_s: float) -> ServiceNeed | None:

@@ -123,20 +123,17 @@ class Dispatcher:
             except BaseException:
                 self._fail("a record could not be appended to the journal")
                 raise
-            if _has_failed(events):
+            if any(isinstance(e, RunEnded) and e.is_failure for of_one in events for e in of_one):
                 # A user's component may have ended the run. After a fix it would decide differently, so the
                 # records before this point could not be replayed. The snapshot makes that unnecessary.
                 self.journal.snapshot(self.core)
-            self._snapshot_if_due()
+            try:
+                self.journal.snapshot_if_due(self.core)
+            except ComponentError as err:  # e.g. from the `state()` of a user's curator
+                self.apply(StopRun(reason=str(err), is_failure=True))
             self._follow(events)
         self._wake(wakes)
         return decisions
-
-    def _snapshot_if_due(self) -> None:
-        try:
-            self.journal.snapshot_if_due(self.core)
-        except ComponentError as err:  # e.g. from the `state()` of a user's curator
-            self.apply(StopRun(reason=str(err), is_failure=True))
 
     def drop_worker(self, worker_id: str, reason: str) -> None:
         """Removes a rollout service that is gone, with all state about it. Raises: JournalError."""
@@ -217,11 +214,6 @@ class Dispatcher:
         """Lets all waiters check again."""
         self.topics.wake_all()
         self.lease_queue.recheck()
-
-
-def _has_failed(events: Iterable[tuple[Event, ...]]) -> bool:
-    """Whether one of the events ends the run with a failure."""
-    return any(isinstance(e, RunEnded) and e.is_failure for e in itertools.chain.from_iterable(events))
 
 
 def _encode(command: Command) -> msgspec.Raw | RefusedError:

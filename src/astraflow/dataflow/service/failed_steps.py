@@ -63,5 +63,5 @@ class FailedSteps:
 
     def waits(self) -> tuple[Wait, ...]:
         """All waits for a person."""
-        found = [self.wait(policy, failed.step) for policy, failed in self._failed.items()]
-        return tuple(wait for wait in found if wait is not None)
+        waits = [self.wait(policy, failed.step) for policy, failed in self._failed.items()]
+        return tuple(wait for wait in waits if wait is not None)

@@ -115,7 +115,11 @@ def check_results(
             problems[idx] = err
         else:
             whole.append((idx, kind, result.outcome))
-    if not _all_values_hold([item for _, _, episode in whole for item in episode.trajectories], policies):
+    by_policy: dict[str, list[Trajectory]] = {}
+    for item in [item for _, _, episode in whole for item in episode.trajectories]:
+        by_policy.setdefault(item.policy, []).append(item)
+    # If some values are invalid, `_check_values` must find them one by one.
+    if not all(values_hold(items, policies[policy].num_ids) for policy, items in by_policy.items()):
         for idx, kind, episode in whole:
             try:
                 _check_values(episode, kind, policies)
@@ -211,14 +215,6 @@ def _check_values(episode: Episode, kind: ResultKind, policies: Mapping[str, Pol
             check_values(trajectory, limits.rules_for(kind), vocab_size=limits.num_ids)
         except WireError as err:
             raise WireError(f"/trajectory {idx}: {err}") from err
-
-
-def _all_values_hold(trajectories: Sequence[Trajectory], policies: Mapping[str, PolicyLimits]) -> bool:
-    """Whether all values are valid. If not, `_check_values` must find the invalid ones one by one."""
-    by_policy: dict[str, list[Trajectory]] = {}
-    for item in trajectories:
-        by_policy.setdefault(item.policy, []).append(item)
-    return all(values_hold(items, policies[policy].num_ids) for policy, items in by_policy.items())
 
 
 def _check_trajectory(
@@ -329,8 +325,8 @@ def _state_keys(trajectory: Trajectory) -> tuple[int, ...]:
     keys: list[int] = []
     end = 0
     for turn in trajectory.turns:
-        shown = turn.state_key.encode() or trajectory.token_ids[4 * end : 4 * turn.start]
-        keys.append(xxhash.xxh3_64_intdigest(shown))
+        context = turn.state_key.encode() or trajectory.token_ids[4 * end : 4 * turn.start]
+        keys.append(xxhash.xxh3_64_intdigest(context))
         end = turn.end
     return tuple(keys)
 

@@ -144,10 +144,10 @@ class Liveness:
 
     def newly_silent(self, now_s: float) -> tuple[WorkerLife, ...]:
         """Silent services that this method has not returned since their last sign of life."""
-        found = tuple(worker for worker in self.silent(now_s) if not worker.is_noted_silent)
-        for worker in found:
+        workers = tuple(worker for worker in self.silent(now_s) if not worker.is_noted_silent)
+        for worker in workers:
             worker.is_noted_silent = True
-        return found
+        return workers
 
     def next_silence_s(self) -> float:
         """When to check for silent services next; infinity if there are none to check.

@@ -58,9 +58,9 @@ class LongPolls:
             while True:
                 # Taken before the look, so that no wake-up between the look and the wait is missed.
                 event = self._dispatcher.topics.next(topic)
-                found = look()
-                if found is not None or self._is_over:
-                    return found
+                result = look()
+                if result is not None or self._is_over:
+                    return result
                 hang_up.watch()
                 with self.waits.entry(wait) if wait is not None else contextlib.nullcontext():
                     if not await wait_until(event, deadline_s) or hang_up.is_gone:
@@ -87,22 +87,20 @@ class LongPolls:
         with _HangUp(request) as hang_up:
             while True:
                 queue.serve_if_due()
-                found = look()
-                if found is not None or self._is_over:
-                    return found
+                result = look()
+                if result is not None or self._is_over:
+                    return result
                 with self.waits.entry(wait), queue.waiter(worker_id, kind(), look, number=number) as waiter:
                     hang_up.watch(partial(queue.remove, waiter))
-                    await wait_until(waiter.event, min(deadline_s, self._next_chance_s(worker_id)))
+                    # The service may have to check for leases again even if nothing changed.
+                    now_s = self._dispatcher.clock()
+                    chance_s = self._dispatcher.core.next_chance_s(worker_id, now_s) - now_s
+                    again_s = self._dispatcher.loop.time() + chance_s + _CHANCE_SLACK_S
+                    await wait_until(waiter.event, min(deadline_s, again_s))
                 if waiter.is_served:
                     return waiter.result()
                 if self._dispatcher.loop.time() >= deadline_s or hang_up.is_gone:
                     return None
-
-    def _next_chance_s(self, worker_id: str) -> float:
-        """When the service should check for leases again even if nothing changed, on the loop's clock."""
-        now_s = self._dispatcher.clock()
-        chance_s = self._dispatcher.core.next_chance_s(worker_id, now_s)
-        return self._dispatcher.loop.time() + chance_s - now_s + _CHANCE_SLACK_S
 
     def _deadline_s(self, wait_s: float) -> float:
         """When a poll ends, on the loop's clock. An invalid length counts as the maximum."""

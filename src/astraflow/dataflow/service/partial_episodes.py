@@ -98,8 +98,8 @@ class ProgressKeeper:
 
     def completions(self, episode: EpisodeKey) -> tuple[PastCompletion, ...]:
         """The reported completions of an episode, in the order of the reports."""
-        kept = self._episodes.get(episode)
-        return tuple(kept.completions) if kept else ()
+        progress = self._episodes.get(episode)
+        return tuple(progress.completions) if progress else ()
 
     def add(self, part: Progress) -> Verdict:
         """Stores a part of a report. The caller checks that the sender holds the lease, and the completions.
@@ -108,7 +108,8 @@ class ProgressKeeper:
         """
         self._num_parts += 1
         if self._num_parts % _SWEEP_EVERY == 0:
-            self._sweep()
+            for given_up in [episode for episode in self._episodes if not self._is_open(episode)]:
+                self.forget(given_up)
         episode = episode_of(part.lease_id)
         before = self._episodes.get(episode, _PartialEpisode())
         if part.num_before == 0:
@@ -129,9 +130,9 @@ class ProgressKeeper:
     def forget(self, episode: EpisodeKey) -> None:
         """Drops an episode that has its result, or whose workflow failed. After a failure, the next attempt
         starts from the beginning, because the sampled tokens may have caused it."""
-        kept = self._episodes.pop(episode, None)
-        if kept is not None:
-            self._num_bytes -= kept.num_bytes
+        progress = self._episodes.pop(episode, None)
+        if progress is not None:
+            self._num_bytes -= progress.num_bytes
 
     def count_tokens(self, episode: Episode) -> None:
         """Counts the tokens of earlier attempts that an accepted episode reused or sampled again."""
@@ -141,11 +142,6 @@ class ProgressKeeper:
                 self._num_resumed = min(self._num_resumed + num_tokens, _MOST_TOKENS)
             elif metric.name == RESAMPLED_TOKENS:
                 self._num_resampled = min(self._num_resampled + num_tokens, _MOST_TOKENS)
-
-    def _sweep(self) -> None:
-        """Drops the episodes of groups that were given up."""
-        for episode in [episode for episode in self._episodes if not self._is_open(episode)]:
-            self.forget(episode)
 
 
 def _num_bytes(completion: PastCompletion) -> int:

@@ -40,9 +40,11 @@ class ResultRecorder:
     async def check(self, worker_id: str, decoded: DecodedResults) -> dict[int, WireError]:
         """Maps positions to what is wrong with the results, for `record`. Images are decoded in a thread."""
         results = decoded.results
-        look = partial(check_results, results, policies=self.limits(), hosts=self._hosts(worker_id))
-        found = await asyncio.to_thread(look) if any(map(_has_media, results)) else look()
-        return {**found, **decoded.beyond_bounds}
+        worker = self._dispatcher.liveness.worker(worker_id)
+        hosts = worker.hosts if worker is not None else ()  # it is no longer registered
+        look = partial(check_results, results, policies=self.limits(), hosts=hosts)
+        problems = await asyncio.to_thread(look) if any(map(_has_media, results)) else look()
+        return {**problems, **decoded.beyond_bounds}
 
     def record(
         self, worker_id: str, decoded: DecodedResults, wrong: Mapping[int, WireError]
@@ -114,11 +116,6 @@ class ResultRecorder:
         return facts_of(
             result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
         )
-
-    def _hosts(self, worker_id: str) -> tuple[str, ...]:
-        """The policies that the service hosts; empty if it is no longer registered."""
-        worker = self._dispatcher.liveness.worker(worker_id)
-        return worker.hosts if worker is not None else ()
 
     def limits(self) -> dict[str, PolicyLimits]:
         """The current limits of trajectories, by policy."""

@@ -77,16 +77,16 @@ class ProgressRoutes:
     def _find_wrong(self, worker_id: str, hosts: Sequence[str], parts: Sequence[Progress]) -> set[str]:
         """The leases with a completion that violates a rule; the log says which rule."""
         limits = self._recorder.limits()
-        results = [EpisodeResult(lease_id=part.lease_id, outcome=_as_episode(part, limits)) for part in parts]
+        results: list[EpisodeResult] = []
+        for part in parts:
+            # The rules are written for trajectories, so completions become some without context.
+            trajectories = tuple([_as_trajectory(completion, limits) for completion in part.completions])
+            episode = Episode(trajectories=trajectories, score=0.0)
+            results.append(EpisodeResult(lease_id=part.lease_id, outcome=episode))
         wrong = check_results(results, policies=limits, hosts=hosts, are_parts=True)
         for idx, problem in wrong.items():
             _log.warning("%s: the progress of %s is not stored: %s", worker_id, parts[idx].lease_id, problem)
         return {parts[idx].lease_id for idx in wrong}
-
-
-def _as_episode(part: Progress, limits: Mapping[str, PolicyLimits]) -> Episode:
-    """The completions as trajectories without context, because the rules are written for trajectories."""
-    return Episode(trajectories=tuple(_as_trajectory(c, limits) for c in part.completions), score=0.0)
 
 
 def _as_trajectory(completion: PastCompletion, limits: Mapping[str, PolicyLimits]) -> Trajectory:

@@ -228,8 +228,11 @@ def _advice(
     elif waited >= _BALANCED_FRAC and rollout >= _BALANCED_FRAC:
         verdict = "take_turns"
     elif waited >= _BALANCED_FRAC:
-        missing = _missing(mean_size / max(1 - waited, _MIN_USE), num_services)
-        verdict = "too_few" if missing else "has_grown"
+        wanted = mean_size / max(1 - waited, _MIN_USE)
+        # The pool may have grown while the shares were measured.
+        verdict = "has_grown" if 1 - num_services / wanted < _BALANCED_FRAC - _ROUNDING else "too_few"
+        if verdict == "too_few":
+            missing = max(1, math.ceil(wanted - num_services - 0.5))
     elif rollout >= _BALANCED_FRAC and surplus + _ROUNDING >= 1 and num_services > 1:
         missing = -min(num_services - 1, math.floor(surplus + _ROUNDING))
         verdict = "too_many"
@@ -240,11 +243,3 @@ def _advice(
         num_services=num_services,
         missing_services=missing,
     )
-
-
-def _missing(wanted: float, num_services: int) -> int:
-    """The number of missing services, rounded and at least 1; 0 if the pool is already balanced, since it may
-    have grown while the shares were measured."""
-    if 1 - num_services / wanted < _BALANCED_FRAC - _ROUNDING:
-        return 0
-    return max(1, math.ceil(wanted - num_services - 0.5))

@@ -250,16 +250,12 @@ class DataflowService:
                 self._liveness.end(overdue)
                 await asyncio.sleep(0)
             if self._dispatcher.round_deadline_s() <= now_s:
-                self._expire_rounds()
+                rounds = core.eval_deadlines()
+                earliest_s = min((deadline_s for _, deadline_s in rounds), default=math.inf)
+                for round_id in [round_id for round_id, deadline_s in rounds if deadline_s <= earliest_s]:
+                    self._dispatcher.apply(ExpireEval(round_id=round_id))
         except JournalError as err:
             _log.warning("overdue leases and services cannot expire now: %s", err)
-
-    def _expire_rounds(self) -> None:
-        core = self._dispatcher.core
-        earliest_s = min((deadline_s for _, deadline_s in core.eval_deadlines()), default=math.inf)
-        for round_id, deadline_s in core.eval_deadlines():
-            if deadline_s <= earliest_s:
-                self._dispatcher.apply(ExpireEval(round_id=round_id))
 
 
 def _format_services(services: Sequence[str]) -> str:

@@ -31,7 +31,12 @@ class TranscriptKeeper:
         The lease must still be live, so call this before the result is recorded.
         """
         episode = result.outcome
-        if isinstance(episode, Failure) or not episode.messages or not _is_kept(result.lease_id):
+        if isinstance(episode, Failure) or not episode.messages:
+            return None
+        # Most results are skipped without a look-up.
+        group_id = result.lease_id.partition(".")[0]
+        is_eval = lease_kind(result.lease_id) == "eval"
+        if not is_eval and not (group_id.isdecimal() and int(group_id) % _EVERY_GROUP == 0):
             return None
         lease = self._core.lease(result.lease_id)
         if lease is None:
@@ -51,12 +56,6 @@ class TranscriptKeeper:
         """Stores the messages of an accepted result, with the row that `row_of` returned."""
         ref = self._journal.store(msgspec.msgpack.encode(messages))
         self._journal.note_transcript(msgspec.structs.replace(row, ref=ref))
-
-
-def _is_kept(lease_id: str) -> bool:
-    """Whether the messages are kept if such a lease is live. Most results are skipped without a look-up."""
-    group_id = lease_id.partition(".")[0]
-    return lease_kind(lease_id) == "eval" or (group_id.isdecimal() and int(group_id) % _EVERY_GROUP == 0)
 
 
 def _find_maker(lease: LeaseView, episode: Episode) -> tuple[str, int]:

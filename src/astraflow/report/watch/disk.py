@@ -21,22 +21,12 @@ class DiskGauge:
         """The state of the disk now; None if the system can't report it."""
         try:
             free_bytes = shutil.disk_usage(self._folder.path).free
-            newest = _newest_checkpoints(self._folder.checkpoints)
+            policies = [sorted(policy.glob("step-*")) for policy in self._folder.checkpoints.glob("*/")]
+            newest = [steps[-1] for steps in policies if steps]
             self._sizes = {path: self._sizes.get(path) or _size(path) for path in newest}
         except OSError:
             return None
         return Disk(str(self._folder.path), free_bytes, sum(self._sizes.values()))
-
-
-def _newest_checkpoints(checkpoints: Path) -> list[Path]:
-    """The newest finished checkpoint of each policy."""
-    found: list[Path] = []
-    for policy in checkpoints.iterdir() if checkpoints.is_dir() else ():
-        steps = (
-            [path for path in policy.iterdir() if path.name.startswith("step-")] if policy.is_dir() else []
-        )
-        found += [max(steps)] if steps else []
-    return found
 
 
 def _size(folder: Path) -> int:

@@ -126,7 +126,12 @@ class RunSnapshot:
         The rules about processes name it, now or within seconds. A part that waits for such a process is not
         a second fault, so rules about waits skip it.
         """
-        return any(_is_in_trouble(service) for service in self.services if service.name in names)
+        for service in [service for service in self.services if service.name in names]:
+            is_silent = service.silent_s is not None and service.silent_s >= _SILENT_S
+            is_new = service.restarts > 0 and service.age_s < _RESTARTING_S
+            if service.trouble or is_silent or is_new or service.state == "restarting":
+                return True
+        return False
 
     def usual(self, policy: str, metric: str) -> float | None:
         """Median of a metric over the newest steps; None if fewer than three report it."""
@@ -139,12 +144,6 @@ class RunSnapshot:
         if len(times) < 4:
             return None
         return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
-
-
-def _is_in_trouble(service: ServiceState) -> bool:
-    is_silent = service.silent_s is not None and service.silent_s >= _SILENT_S
-    is_new = service.restarts > 0 and service.age_s < _RESTARTING_S
-    return bool(service.trouble) or is_silent or is_new or service.state == "restarting"
 
 
 def _is_disturbed(service: ServiceState, joined: Collection[str]) -> bool:

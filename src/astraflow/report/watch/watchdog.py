@@ -9,7 +9,7 @@ serves callers that have one snapshot.
 Rules come from installed packages: an entry point of the group `astraflow.alarms` names a sequence of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -78,7 +78,11 @@ class Watchdog:
         # until the clock catches up.
         past = [item for item in self._open.values() if now_s - item.last_s >= _CALM_S or item.last_s > now_s]
         self._open = {key: item for key, item in self._open.items() if item not in past}
-        due = [item for item in self._open.values() if item.is_raised or _is_due(item, rules)]
+        due = [
+            item
+            for item in self._open.values()
+            if item.is_raised or item.last_s - item.first_s >= rules[item.alarm.rule].holds_s
+        ]
         has_cause = any(rules[item.alarm.rule].is_cause_of_waits for item in due)
         current = [i for i in due if i.is_raised or not (has_cause and rules[i.alarm.rule].is_symptom)]
         raised = [item for item in current if not item.is_raised]
@@ -109,10 +113,10 @@ def alarms_now(snapshot: RunSnapshot, known: Sequence[Alarm] = ()) -> tuple[Alar
 
     `known`: alarms that a watchdog raised earlier; they stay, with newer evidence where there is some.
     """
-    found = [(rule, finding) for rule, finding in _find(snapshot) if rule.holds_s == 0.0]
-    has_cause = any(rule.is_cause_of_waits for rule, _ in found)
+    findings = [(rule, finding) for rule, finding in _find(snapshot) if rule.holds_s == 0.0]
+    has_cause = any(rule.is_cause_of_waits for rule, _ in findings)
     alarms = {(alarm.rule, alarm.subject): alarm for alarm in known}
-    for rule, finding in found:
+    for rule, finding in findings:
         alarm = _make_alarm(rule, finding, snapshot.now_s)
         if (alarm.rule, alarm.subject) in alarms or not (rule.is_symptom and has_cause):
             alarms[alarm.rule, alarm.subject] = alarm
@@ -127,17 +131,12 @@ def cleared_text(alarm: Alarm) -> str:
 @cache
 def _rules() -> tuple[Rule, ...]:
     """All rules, in the order in which their alarms are shown."""
-    found = [load_entry(entry) for entry in find_entries("astraflow.alarms")]
-    return tuple(rule for rules in found if rules for rule in rules)
+    findings = [load_entry(entry) for entry in find_entries("astraflow.alarms")]
+    return tuple(rule for rules in findings if rules for rule in rules)
 
 
 def _find(snapshot: RunSnapshot) -> Iterable[tuple[Rule, Finding]]:
     return [(rule, finding) for rule in _rules() for finding in rule.find(snapshot)]
-
-
-def _is_due(item: _OpenFinding, rules: Mapping[str, Rule]) -> bool:
-    """Whether a finding has persisted for as long as its rule demands."""
-    return item.last_s - item.first_s >= rules[item.alarm.rule].holds_s
 
 
 def _make_alarm(rule: Rule, finding: Finding, first_s: float) -> Alarm:

@@ -1,7 +1,7 @@
 import pytest
 
 from astraflow.addons.view.conversation import (
-    Block,
+    MessageBlock,
     blocks_of_messages,
     blocks_of_trajectory,
     newest_message,
@@ -19,7 +19,7 @@ LLAMA = (
 GEMMA = "<bos><start_of_turn>user\n2 + 3?<end_of_turn>\n<start_of_turn>model\n"
 
 
-def told(blocks: tuple[Block, ...]) -> list[tuple[str, str]]:
+def told(blocks: tuple[MessageBlock, ...]) -> list[tuple[str, str]]:
     return [(block.speaker or block.role, block.text) for block in blocks]
 
 

@@ -10,10 +10,11 @@ from astraflow.addons.view import schema
 from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import filter_of
 from astraflow.addons.view.index import RunIndex
-from astraflow.addons.view.said import said_in
 from astraflow.addons.view.search import search
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.timeline import between
 from astraflow.addons.view.token_text import TokenText
+from astraflow.addons.view.word_search import WordSearch
 from astraflow.dataflow.journal.journal_db import make_insert
 from drivers.view_runs import WORKER, RunWriter
 
@@ -22,8 +23,9 @@ def rows_of(run_dir: Path, **filters: str) -> list[dict[str, Any]]:
     with RunIndex(run_dir) as index:
         assert index.refresh()
         with contextlib.closing(index.reader()) as database:
-            with said_in(database, index.folder, TokenText(index.folder)) as said:
-                found = search(database, filter_of(filters), limit=1000, longest_s=60.0, said=said)
+            with StoredEpisodes(database, index.folder.journal) as stored:
+                words = WordSearch(database, stored, TokenText(index.folder))
+                found = search(database, filter_of(filters), limit=1000, longest_s=60.0, words=words)
             assert found.next_before is None
             return found.rows
 

@@ -13,8 +13,7 @@ import psutil
 import pytest
 from yarl import URL
 
-from astraflow.addons.view.lazy_viewer import LazyViewer
-from astraflow.addons.view.startup_page import StartupPage
+from astraflow.addons.view.lazy_viewer import LazyViewer, startup_page
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
 from drivers.left_over import command_of
 from drivers.view_runs import RunWriter
@@ -50,7 +49,7 @@ def listener() -> Iterator[socket.socket]:
 
 async def test_the_page_is_there_before_the_viewer(listener: socket.socket) -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with StartupPage(listener):
+    with startup_page(listener):
         silent = socket.create_connection(listener.getsockname())  # it keeps nobody waiting
         async with aiohttp.ClientSession() as session:
             for path, (media, content) in page_files().items():

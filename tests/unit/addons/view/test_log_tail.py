@@ -1,13 +1,14 @@
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from astraflow.addons.view.log_tail import LogEntry, LogGap, LogTail, entry_at
 from astraflow.dataflow.journal.records import decode_records
-from astraflow.dataflow.journal.segments import RECORDS
+from astraflow.dataflow.journal.segments import ENTRY_HEAD, RECORDS
 from drivers.view_runs import RunWriter
 
 
-def seqs(items: list[LogEntry | LogGap]) -> list[int]:
+def seqs(items: Sequence[LogEntry | LogGap]) -> list[int]:
     entries = [item for item in items if isinstance(item, LogEntry) and item.kind == RECORDS]
     return [record.seq for entry in entries for record in decode_records(entry.data)]
 
@@ -59,7 +60,9 @@ def test_reading_goes_on_behind_damage_and_says_where_it_is(tmp_path: Path) -> N
     items = list(LogTail(run.segments, (0, 0)).read())
     (gap,) = [item for item in items if isinstance(item, LogGap)]
     assert "00000000.seg: damaged from byte" in gap.text
-    assert gap.begin <= damaged.begin[1] < gap.end[1]
+    after = items[items.index(gap) + 1]
+    assert isinstance(after, LogEntry)
+    assert gap.begin <= damaged.begin[1] < after.begin[1]
     lost = seqs(entries[2:3])
     assert seqs(items) == [seq for seq in range(1, 14) if seq not in lost]
     assert entry_at(run.segments, damaged.begin) is None
@@ -73,7 +76,7 @@ def test_a_damaged_length_of_a_payload_hides_no_records_behind_it(tmp_path: Path
     entries = [item for item in LogTail(run.segments, (0, 0)).read() if isinstance(item, LogEntry)]
     path = run.segments / "00000000.seg"
     data = bytearray(path.read_bytes())
-    payload_at = entries[1].end[1]
+    payload_at = entries[1].begin[1] + ENTRY_HEAD.size + len(entries[1].data)
     data[payload_at + 1] ^= 0x02  # the payload now seems to be 512 bytes longer
     path.write_bytes(data)
     items = list(LogTail(run.segments, (0, 0)).read())

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.addons.view import runs
-from astraflow.addons.view.runs import ShownRuns
+from astraflow.addons.view.runs import ViewedRuns
 from astraflow.recipe.run_folder import RunFolder, RunRecord
 
 
@@ -17,6 +17,6 @@ def test_many_folders_that_cannot_be_read_hide_no_good_run(
     good = RunFolder(tmp_path / "good")
     good.create()
     good.save_record(RunRecord(name="good", state="finished"))
-    shown = ShownRuns([tmp_path])
+    shown = ViewedRuns([tmp_path])
     assert {run.name for run in shown.all()} == {"good", "bad-0", "bad-1"}
     shown.close()

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from astraflow.addons.view.answer import answer_of_overview
-from astraflow.addons.view.screen import LiveView, render
+from astraflow.addons.view.screen import LiveView, episodes_text, numbers_text, render
 from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import RunOverview, step_line
 from astraflow.report.watch.run_snapshot import RunSnapshot
@@ -302,3 +302,32 @@ def test_markup_and_escapes_of_a_service_are_shown_as_text() -> None:
     assert text.count("[/x][bold]\\x1b[2J") >= 4
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+def test_the_numbers_are_those_that_tell_how_training_goes() -> None:
+    metrics = (
+        MetricItem("grad_norm", 1.0),
+        MetricItem("loss", -0.01234),
+        MetricItem("episode/truncated_frac", 0.25),
+    )
+    assert numbers_text(make_step(0, metrics=metrics)) == "loss -0.01234  truncated 25%"
+
+
+def test_a_few_metrics_of_the_users_own_are_shown_as_text() -> None:
+    own = [MetricItem(f"episode/mine\x1b[31m{n}", float(n)) for n in range(9)]
+    text = numbers_text(make_step(0, metrics=(MetricItem("episode/turns", 2.0), *own)))
+    assert text.startswith("turns 2.0  mine")
+    assert "\x1b" not in text
+    assert text.count("mine") == 4
+
+
+def test_slots_are_shown_if_the_load_of_the_engines_leaves_fewer_than_the_recipe() -> None:
+    status = make_status()
+    [worker] = status.workers
+    assert episodes_text(worker) == "7"
+    load = msgspec.structs.replace(worker.load, num_slots=40, max_slots=64)
+    assert episodes_text(msgspec.structs.replace(worker, load=load)) == "7 (slots: 40 of 64)"
+    load = msgspec.structs.replace(worker.load, num_slots=0, max_slots=64)
+    assert episodes_text(msgspec.structs.replace(worker, load=load)) == "7 (a trainer has its device)"
+    load = msgspec.structs.replace(worker.load, num_slots=64, max_slots=64)
+    assert episodes_text(msgspec.structs.replace(worker, load=load)) == "7"

@@ -7,9 +7,10 @@ import pytest
 
 from astraflow.addons.view.filters import Range, filter_of
 from astraflow.addons.view.index import RunIndex
-from astraflow.addons.view.said import said_in
 from astraflow.addons.view.search import all_found, group_rows, search
+from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
+from astraflow.addons.view.word_search import WordSearch
 from astraflow.errors import ConfigError
 from drivers.talk_runs import said, save_tokenizer, talk
 from drivers.view_runs import RunWriter
@@ -103,17 +104,20 @@ def test_words_are_found_in_what_was_said_however_long_it_takes(tmp_path: Path) 
         texts = TokenText(index.folder)
         with (
             contextlib.closing(index.reader()) as reader,
-            said_in(reader, index.folder, texts) as read,
+            StoredEpisodes(reader, index.folder.journal) as stored,
         ):
-            whole = search(reader, filter_of({"text": "carry"}), longest_s=60.0, said=read)
+            read = WordSearch(reader, stored, texts)
+            whole = search(reader, filter_of({"text": "carry"}), longest_s=60.0, words=read)
             assert [row["episode"] for row in whole.rows] == [3, 2, 0]
             assert [*whole.matches.values()][-1].endswith("8 + 7?So I carry one.")
-            found = list(all_found(reader, filter_of({"text": "Carry", "error": "none"}), limit=9, said=read))
+            found = list(
+                all_found(reader, filter_of({"text": "Carry", "error": "none"}), limit=9, words=read)
+            )
             assert [row["episode"] for row in found] == [2, 0]
             for text, num in (('" OR body MATCH "x', 0), ("%", 1), ("\\_", 1), ("*", 0)):
-                assert len(search(reader, filter_of({"text": text}), longest_s=60.0, said=read).rows) == num
+                assert len(search(reader, filter_of({"text": text}), longest_s=60.0, words=read).rows) == num
             # Without time, each search looks at one episode and says where to go on.
-            first = search(reader, filter_of({"text": "forgot"}), longest_s=0.0, said=read)
+            first = search(reader, filter_of({"text": "forgot"}), longest_s=0.0, words=read)
             assert (first.rows, first.next_before) == ([], 4)
 
 

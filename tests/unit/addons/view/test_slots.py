@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from astraflow.addons.view.index import RunIndex
-from astraflow.addons.view.slots import slot_lanes
+from astraflow.addons.view.timeline import slot_lanes
 from drivers.view_runs import RunWriter
 
 

@@ -69,3 +69,11 @@ def test_the_screen_of_a_run_that_has_ended_ends_too(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="it has no run"):
         show_top(str(tmp_path), None, Console(file=io.StringIO()), every_s=60.0)
+
+
+def test_a_run_whose_dataflow_does_not_answer_has_its_processes() -> None:
+    services = (ServiceRecord(name="rollout-0", pid=7, state="running", age_s=3.0),)
+    status = RunStatus(where="runs/a", name="a", state="running", services=services)
+    text = text_of(state_text(status))
+    assert "runs/a is running, but its dataflow does not answer" in text
+    assert "rollout-0 running, starting for 3 s" in text

@@ -146,7 +146,7 @@ async def test_payloads_are_durable_with_their_record(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     ref = journal.store(b"payload")
     await journal.wait_durable(journal.append([add("a")], [()], at_s=1.0))
-    assert journal.read(ref) == b"payload"
+    assert journal.read_all((ref,))[0] == b"payload"
     await journal.close()
 
 

@@ -15,7 +15,7 @@ def test_written_payloads_read_back_over_several_segments(tmp_path: Path) -> Non
     payloads = [bytes([idx]) * (idx * 7) for idx in range(30)]
     refs = [store.append(payload) for payload in payloads]
     store.write(store.take())
-    assert [store.read(ref) for ref in refs] == payloads
+    assert store.read_all(refs) == payloads
     assert len(list(tmp_path.glob("*.seg"))) == refs[-1].segment + 1 > 3
     store.close()
 
@@ -80,7 +80,7 @@ def test_a_payload_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> 
     refs = [store.append(b"a"), store.append(b"b" * 1000), store.append(b"c")]
     store.write(store.take())
     assert [ref.segment for ref in refs] == [0, 1, 2]
-    assert store.read(refs[1]) == b"b" * 1000
+    assert store.read_all((refs[1],))[0] == b"b" * 1000
     store.close()
 
 
@@ -88,7 +88,7 @@ def test_more_buffers_than_one_vectored_write_takes(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path)
     refs = [store.append(str(idx).encode()) for idx in range(2000)]
     store.write(store.take())
-    assert [store.read(ref) for ref in refs] == [str(idx).encode() for idx in range(2000)]
+    assert store.read_all(refs) == [str(idx).encode() for idx in range(2000)]
     store.close()
 
 
@@ -104,7 +104,7 @@ def test_large_payloads_are_written_in_parts(tmp_path: Path, monkeypatch: pytest
     payloads = [os.urandom(size) for size in (3_000_000, 1, 524_288, 100_000, 0, 700_000)]
     refs = [store.append(payload) for payload in payloads]
     store.write(store.take())
-    assert [store.read(ref) for ref in refs] == payloads
+    assert store.read_all(refs) == payloads
     assert max(sizes) == 512 * 1024
     assert sum(sizes) == store.end[1]
     store.close()
@@ -122,7 +122,7 @@ def test_a_torn_tail_is_cut_and_writing_goes_on_there(tmp_path: Path) -> None:
     assert again.end == end
     second = again.append(b"next")
     again.write(again.take())
-    assert (again.read(first), again.read(second)) == (b"whole", b"next")
+    assert again.read_all((first, second)) == [b"whole", b"next"]
     again.close()
 
 
@@ -131,7 +131,7 @@ def test_a_torn_header_is_written_anew(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path)
     ref = store.append(b"x")
     store.write(store.take())
-    assert (ref.segment, store.read(ref)) == (3, b"x")
+    assert (ref.segment, store.read_all((ref,))[0]) == (3, b"x")
     store.close()
 
 
@@ -168,6 +168,6 @@ def test_writing_the_same_list_again_changes_nothing(tmp_path: Path) -> None:
     store.write(writes)
     size = (tmp_path / "00000000.seg").stat().st_size
     store.write(writes)
-    assert store.read(ref) == b"twice"
+    assert store.read_all((ref,))[0] == b"twice"
     assert (tmp_path / "00000000.seg").stat().st_size == size
     store.close()

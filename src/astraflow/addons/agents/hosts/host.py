@@ -15,6 +15,7 @@ from astraflow.addons.agents.hosts.messages import EpisodeEnd, HostInfo, Refusal
 from astraflow.addons.agents.hosts.process import HostLostError, HostProcess
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.service.frames import Frame
+from astraflow.service.restarts import Backoff
 
 __all__ = ["Host", "HostedEpisodeError"]
 
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 """A host that doesn't confirm within this time that it has given up an episode counts as hung."""
 _LONGEST_PAUSE_S = 16.0
-"""Longest pause before another start. Each pause is twice as long as the one before."""
+"""Longest pause before another start."""
 
 
 class HostedEpisodeError(RolloutError):
@@ -44,8 +45,8 @@ class Host:
         self._process: HostProcess | None = None
         self._opened: HostInfo | None = None
         self._starting = asyncio.Lock()
-        self._num_lost = 0
-        """Number of losses since an episode last ended."""
+        self._backoff = Backoff(limit=config.max_restarts, longest_s=_LONGEST_PAUSE_S)
+        """Counts the losses since an episode last ended."""
         self.num_restarts = 0
         self._why_lost = ""
         self._giving_up: set[asyncio.Task[None]] = set()
@@ -83,7 +84,7 @@ class Host:
         except asyncio.CancelledError:
             self._give_up(process, number)
             raise
-        self._num_lost = 0
+        self._backoff.reset()
         return _decode_end(answer, request.task)
 
     # --- starts and losses ---
@@ -103,14 +104,14 @@ class Host:
             return self._process
 
     async def _start(self) -> None:
-        if self._num_lost > self._config.max_restarts:
+        pause_s = self._backoff.delay_s
+        if pause_s is None:
             raise HostLostError(
-                f"the host of {self._config.serve!r} was lost {self._num_lost} times in a row and is given "
-                f"up (workflow.max_restarts = {self._config.max_restarts}); {self._why_lost}",
+                f"the host of {self._config.serve!r} was lost {self._backoff.num_crashes} times in a row and "
+                f"is given up (workflow.max_restarts = {self._config.max_restarts}); {self._why_lost}",
                 is_retryable=False,
             )
-        if self._num_lost > 1:
-            await asyncio.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (self._num_lost - 2)))
+        await asyncio.sleep(pause_s)
         try:
             self._process, self._opened = await HostProcess.start(self._config)
         except ConfigError as err:
@@ -122,12 +123,12 @@ class Host:
         _log.info("the host of %r serves %s", self._config.serve, self._opened.library)
 
     def _note_loss(self, why: str) -> None:
-        self._num_lost += 1
+        self._backoff.next_delay_s()
         self._why_lost = why
         _log.warning(
             "the host of %r was lost (%d in a row, given up after %d): %s",
             self._config.serve,
-            self._num_lost,
+            self._backoff.num_crashes,
             self._config.max_restarts,
             why,
         )

@@ -28,6 +28,7 @@ from astraflow.addons.sandbox.passed_variables import passed_variables
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.service.frames import Frame, pack
 from astraflow.service.kept_process import Care, KeptProcess, OutputLines
+from astraflow.service.restarts import end_text
 
 __all__ = ["HostLostError", "HostProcess"]
 
@@ -199,7 +200,8 @@ class HostProcess:
             why = f"it sent an invalid answer: {err}"
         if not why:
             await self._output.until_end(_LAST_WORDS_S)
-        self.lose(f"the host was lost: {why or 'it ended'}{self.last_words()}")
+            why = "it ended" if (code := self._process.code) is None else f"it {end_text(code)}"
+        self.lose(f"the host was lost: {why}{self.last_words()}")
 
 
 def _boot_code() -> str:
