@@ -81,10 +81,7 @@ def test_a_trainer_gives_up_its_averages_and_then_its_weights_and_trains_the_sam
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(lending, alone, strict=True))
 
 
-def test_the_quickstart_trains_and_generates_in_turns_on_one_gpu(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+def test_the_quickstart_trains_and_generates_in_turns_on_one_gpu(models: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     settings = (
         *("sampling.max_tokens=8", "table.groups_per_batch=8", "table.group_size=2", "eval.sets={}"),

@@ -19,9 +19,7 @@ SETTINGS = (
 )
 
 
-def test_the_quickstart_trains_on_gpus(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,4,2")  # as a scheduler sets it
-    monkeypatch.setenv("NCCL_SHM_DISABLE", "1")  # as in a container with little shared memory
+def test_the_quickstart_trains_on_gpus(models: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     command = ("run", "recipes/quickstart.yaml", "--run-dir", str(run_dir), f"model={models / 'actor'}")
     done = astraflow(*command, *SETTINGS, "train.steps=2")
