@@ -1,4 +1,4 @@
-"""The quickstart on GPUs: services, ranks, and versions. `test_one_gpu.py` resumes a run."""
+"""The quickstart on GPUs: services, ranks, and versions."""
 
 from pathlib import Path
 
