@@ -53,18 +53,21 @@ def weight_paths(folder: Path) -> list[Path]:
     """
     if (folder / _WHOLE).is_file():
         return [folder / _WHOLE]
-    return sorted(folder / str(name) for name in _indexed_files(folder / _INDEX)) or sorted(
-        folder.glob("*.safetensors")
-    )
+    return sorted(folder / str(name) for name in _indexed_files(folder / _INDEX))
 
 
 def check_weight_files(folder: Path) -> dict[str, tuple[Path, TensorHeader]]:
     """The tensors of a folder by name, each with its file.
 
-    Raises: DataError if there is no file, if one that the index names is missing, if one is cut short or
-    damaged, or if two have the same tensor.
+    Raises: DataError if there is no file, if none is the whole or named by an index, if one that the index
+    names is missing, if one is cut short or damaged, or if two have the same tensor.
     """
     paths = weight_paths(folder)
+    if not paths and (parts := sorted(path.name for path in folder.glob("*.safetensors"))):
+        raise DataError(
+            f"it has {', '.join(parts[:3])}, but neither {_WHOLE} nor an {_INDEX} that names its files; is "
+            "the download complete?"
+        )
     if not paths:
         others = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
         hint = (

@@ -34,6 +34,8 @@ __all__ = ["Care", "KeptProcess", "OutputLines"]
 
 _START_S = 120.0
 """Time limit for a keeper to start its program. It takes 30 ms, or seconds on a busy machine."""
+_LAST_MOMENT_S = 2.0
+"""Time for the status of a killed keeper to close."""
 _PACKAGES = str(Path(__file__).parents[2])
 """The folder from which the keeper imports."""
 _BOOT = f"import sys; sys.path.insert(0, {_PACKAGES!r}); from {keeper.__name__} import main; main()"
@@ -152,9 +154,13 @@ class KeptProcess:
         try:
             async with asyncio.timeout(self._patience_s):
                 await self.ended.wait()
-        except TimeoutError:  # the keeper is stopped
+        except TimeoutError:  # the keeper is stopped, or another process holds the status open
             self._kill()
-            await self.ended.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_MOMENT_S):
+                    await self.ended.wait()
+            if not self.ended.is_set():
+                self._note_end()
 
     def _kill(self) -> None:
         if not self.ended.is_set():
@@ -179,7 +185,7 @@ class KeptProcess:
         self._started.set()
 
     def _note_end(self) -> None:
-        """Notes the exit code. The keeper has closed the status, so it has ended."""
+        """Notes the exit code. The keeper has ended: it has closed the status, or was killed."""
         self._loop.remove_reader(self._status)
         os.close(self._status)
         self.let_go()

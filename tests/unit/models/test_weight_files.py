@@ -46,6 +46,12 @@ def test_a_file_that_the_index_names_and_is_missing_is_named(folder: Path) -> No
         check_weight_files(folder)
 
 
+def test_parts_without_an_index_are_refused_as_transformers_would(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(DataError, match=r"it has model-1\.safetensors, model-2\.safetensors, but neither"):
+        check_weight_files(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [

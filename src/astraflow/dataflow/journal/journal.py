@@ -470,8 +470,10 @@ class Journal:
         self._flusher = None
 
     def _on_flush_end(self, task: asyncio.Task[None]) -> None:
-        """If the flush raised, its group is lost. Nothing more is accepted, and all waiters get the error."""
-        if task.cancelled() or (error := task.exception()) is None:
+        """If the flush raised, or was cancelled with all tasks of a loop that ends, its group is lost. Nothing
+        more is accepted, and all waiters get the error."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
             return
         _log.critical("the journal's flush failed", exc_info=error)
         self._flusher = None

@@ -114,8 +114,10 @@ class TableWriter:
         self._task = None
 
     def _on_write_end(self, task: asyncio.Task[None]) -> None:
-        """If the task raised, its rows are lost to this process, so nothing may be written after them."""
-        if task.cancelled() or (error := task.exception()) is None:
+        """If the task raised or was cancelled, its rows are lost to this process, so nothing may be written
+        after them."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
             return
         self._task = None
         _log.critical("the writer of the journal's tables failed", exc_info=error)

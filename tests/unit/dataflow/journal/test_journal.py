@@ -272,6 +272,24 @@ async def test_a_table_writer_that_fails_by_a_fault_of_its_own_breaks_the_journa
     await again.close()
 
 
+@pytest.mark.parametrize("name", ["journal flush", "journal tables"])
+async def test_a_journal_closes_though_its_tasks_were_cancelled_with_all_of_a_loop(
+    name: str, tmp_path: Path
+) -> None:
+    journal, core = Journal(tmp_path), Counter()
+    await journal.wait_durable(record(journal, core, "a"))
+    journal.note_spans("w0", (BusySpan("generate", 1.0, 2.0),))
+    await asyncio.sleep(0)
+    (task,) = (each for each in asyncio.all_tasks() if each.get_name() == name)
+    task.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(JournalError, match="What was acknowledged is safe"):
+            await journal.close()
+    again = Journal(tmp_path)
+    assert again.seq == 1
+    await again.close()
+
+
 class Unreadable(Counter):
     """A core whose state cannot be encoded to its end."""
 
