@@ -15,9 +15,8 @@ ON_GPUS = "tests/posing/on_gpus"
 GROUPS = {
     "runs": [f"{ON_GPUS}/test_run.py", f"{ON_GPUS}/test_one_gpu.py"],
     "measures": [f"{ON_GPUS}/test_checks.py", f"{ON_GPUS}/test_phases.py"],
-    "pauses": [f"{ON_GPUS}/test_one_gpu.py"],
 }
-"""Files that one process tests. The rest is the last group."""
+"""Files that one process tests. The rest is the third group."""
 GROUPS["parts"] = [
     "tests/gpu/test_one_device.py",
     *sorted(
@@ -41,13 +40,10 @@ def library(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
     return found[0] if found else build_library(folder)
 
 
-@pytest.mark.parametrize(
-    "group", [pytest.param(name, marks=[pytest.mark.long] * (name == "pauses")) for name in GROUPS]
-)
+@pytest.mark.parametrize("group", GROUPS)
 def test_what_runs_on_gpus_runs_on_posing_gpus(library: Path, group: str) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs"]
-    marks = ["-m", "long" if group == "pauses" else "not long"]
-    command = [sys.executable, "-m", "pytest", *options, *marks, *GROUPS[group]]
+    command = [sys.executable, "-m", "pytest", *options, *GROUPS[group]]
     variables = environment(library, **VARIABLES.get(group, {}))
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -81,7 +81,8 @@ def test_a_trainer_gives_up_its_averages_and_then_its_weights_and_trains_the_sam
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(lending, alone, strict=True))
 
 
-@pytest.mark.parametrize("share", [1.0, pytest.param(0.5, marks=pytest.mark.long)])
+@pytest.mark.system
+@pytest.mark.parametrize("share", [1.0, 0.5])
 def test_the_quickstart_trains_and_generates_in_turns_on_one_gpu(
     models: Path, tmp_path: Path, share: float
 ) -> None:

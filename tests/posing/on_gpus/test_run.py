@@ -6,7 +6,7 @@ import pytest
 
 from drivers.system_driver import astraflow
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 SETTINGS = (
     *("sampling.max_tokens=8", "table.groups_per_batch=8", "table.group_size=2", "rollout.max_episodes=16"),
     *(
