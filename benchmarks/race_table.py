@@ -42,8 +42,8 @@ from transformers.utils import logging as transformers_logging
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.models.loading import export_tensors, load_causal_lm
+from astraflow.recipe.document import full_mapping
 from astraflow.recipe.recipe import Recipe
-from astraflow.recipe.short_forms import full_mapping
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import load_renderer

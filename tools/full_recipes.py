@@ -19,9 +19,9 @@ from typing import Any, cast
 from astraflow.addons.doctor.memory import HostNeed, host_needs, rank_need
 from astraflow.addons.gallery.listing import full_recipes
 from astraflow.models.loading import empty_causal_lm, weights_by_name
+from astraflow.recipe.document import full_mapping, policies_of
 from astraflow.recipe.gallery import GalleryItem, find_entry
 from astraflow.recipe.recipe import Recipe, load_recipe
-from astraflow.recipe.short_forms import full_mapping, policies_of
 from astraflow.trainer.memory_need import MemoryNeed
 from astraflow.user_input.yaml_files import parts_of
 

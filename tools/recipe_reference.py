@@ -57,6 +57,19 @@ RULES = """
 - **Resuming.** A run can be resumed with other values of [some keys](recipes/may_change.md) only; with more
   steps, it is [trained longer](longer.md).
 
+## From a recipe to a run
+
+A recipe is resolved in this order. `astraflow run RECIPE --dry-run` prints the result.
+
+1. The file and those that it extends are read and merged, from the lowest to the top. In each, keys of a
+   policy at the top move under `policies`.
+2. Policies that a higher file replaces are left out.
+3. Overrides are applied, and then `extends` within `policies`.
+4. Short forms of variants get their `name`, other keys get their defaults, and every value is checked.
+5. `scale=smoke` shrinks the result. The overrides are applied to it again.
+6. Models, tasks and components are checked.
+7. A number replaces each `auto`.
+
 """
 MAY_CHANGE_HEAD = f"""# Recipe: keys that may change
 

@@ -99,11 +99,11 @@ def audits() -> "list[Callable[[Path], tuple[Sequence[str], Sequence[str]]]]":
 
 
 def _present(*parts: str) -> list[Any]:
-    found: list[Any] = []
+    parts_here: list[Any] = []
     for part in parts:
         with suppress(ConfigError):
-            found.append(__getattr__(part))
-    return found
+            parts_here.append(__getattr__(part))
+    return parts_here
 
 
 def require(part: str) -> None:

@@ -9,6 +9,7 @@ in the process that runs it.
 import importlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -42,18 +44,24 @@ from astraflow.user_input.mistakes import (
 )
 from astraflow.user_input.own_code import describe_error
 from astraflow.user_input.plain_data import SHORT_FLOAT, problems
-from astraflow.user_input.yaml_files import USE_PATTERN, JsonMap, name_uses, override_pairs, set_dotted
+from astraflow.user_input.yaml_files import USE_PATTERN, JsonMap, override_pairs, set_dotted
 
 __all__ = [
+    "Argument",
     "Config",
+    "Name",
     "Use",
+    "Variable",
     "Variant",
+    "Word",
     "apply_overrides",
     "check_args",
     "dump_yaml",
     "load_attr",
+    "load_component",
     "parse_config",
     "salvage",
+    "text_form",
     "with_installed",
 ]
 
@@ -62,6 +70,43 @@ _MAX_SECONDS = 1e9
 """30 years; the system's clocks and timers take no more."""
 _MAX_NUMBER = 1e15
 _MAX_TEXT = 100_000
+
+
+def text_form(pattern: str, expected: str) -> AfterValidator:
+    """Returns a validator for texts that fully match a pattern; `expected` describes such texts."""
+    form = re.compile(pattern)
+
+    def checked(value: str) -> str:
+        if form.fullmatch(value) is None:
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return AfterValidator(checked)
+
+
+Name = Annotated[
+    str,
+    text_form(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+        "a name of 1 to 64 letters, digits, `.`, `_` and `-`, which begins with a letter or digit",
+    ),
+]
+"""A name that a recipe gives to one of its parts. File names, metrics and commands contain it."""
+Word = Annotated[
+    str, text_form(r"[^\s\x00-\x1f\x7f-\x9f]{0,1000}", "a text without spaces and hidden characters")
+]
+"""A value without spaces or hidden characters, such as a host; empty where that has a meaning."""
+Argument = Annotated[
+    str, text_form(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{0,4096}", "one line without hidden characters")
+]
+"""An argument of a program, or the path of one."""
+Variable = Annotated[
+    str,
+    text_form(
+        r"[A-Za-z_][A-Za-z0-9_]{0,199}", "the name of an environment variable: letters, digits and `_`"
+    ),
+]
+"""The name of an environment variable."""
 
 
 class Config(BaseModel):
@@ -179,22 +224,23 @@ def parse_config(
     *,
     where: str = "recipe",
     place: Callable[[Sequence[str | int]], str] = lambda _: "",
+    short_keys: Sequence[str] = (),
 ) -> _ConfigT:
     """Validates a mapping and returns the config.
 
     The mapping is validated as JSON, because strict validation of Python objects would refuse a list for a
     tuple. Nothing else is converted. `place` returns where the value at a path is set, for messages
-    (`place_in`).
+    (`place_in`). `short_keys` are keys of the file that the mapping has in full form.
 
     Raises: ConfigError with one line per problem: path, value, the nearest valid choice, and its place.
     """
 
-    def told(path: Sequence[str | int], problem: str) -> str:
-        found = place(path)
-        return f"{problem} ({found})" if found else problem
+    def with_place(path: Sequence[str | int], problem: str) -> str:
+        line = place(path)
+        return f"{problem} ({line})" if line else problem
 
     wrong = [
-        told(path, f"{dotted_path(path)}: {problem}")
+        with_place(path, f"{dotted_path(path)}: {problem}")
         for path, problem in problems(_with_names(mapping, config_type))
     ]
     if wrong:
@@ -204,7 +250,9 @@ def parse_config(
     except ValidationError as err:
         errors = cast("list[JsonMap]", err.errors(include_url=False))
         lines = [
-            told(path_of(error["loc"], config_type), explain_error(error, config_type, mapping))
+            with_place(
+                path_of(error["loc"], config_type), explain_error(error, config_type, mapping, short_keys)
+            )
             for error in distinct(errors)
             # Invalid items don't count, so a list with only such items would also be reported as empty.
             if error["type"] != "too_short" or not any(_is_below(other, error) for other in errors)
@@ -226,9 +274,9 @@ def salvage(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _ConfigT
     values: JsonMap = {}
     for key, field in config_type.model_fields.items():
         if key in named:
-            kept = _salvage_value(named[key], field)
-            if kept is not None:
-                values[key] = kept
+            part = _salvage_value(named[key], field)
+            if part is not None:
+                values[key] = part
         if key not in values and field.is_required():
             return None
     return config_type.model_construct(**values)
@@ -246,8 +294,8 @@ def _salvage_value(value: Any, field: FieldInfo) -> Any:
     if get_origin(kind) is dict and isinstance(value, dict):
         entry = FieldInfo.from_annotation(get_args(kind)[1])
         entries = cast("JsonMap", value).items()
-        found = {name: _salvage_value(item, entry) for name, item in entries}
-        return {name: item for name, item in found.items() if item is not None}
+        parts = {name: _salvage_value(item, entry) for name, item in entries}
+        return {name: item for name, item in parts.items() if item is not None}
     choices = [c for c in configs_in(kind) if issubclass(c, Config)]
     if isinstance(value, dict):
         section = cast("JsonMap", value)
@@ -273,21 +321,21 @@ def apply_overrides(
     mapping = cast("JsonMap", _without_defaults(config, json.loads(config.model_dump_json())))
     for dotted, value in override_pairs(overrides):
         set_dotted(mapping, dotted, value)
-    return parse_config(cast("JsonMap", name_uses(mapping)), type(config), where=where)
+    return parse_config(mapping, type(config), where=where)
 
 
 def _without_defaults(value: Any, dumped: Any) -> Any:
     """Returns the dump of a value in which variants lack the keys that have their defaults."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
-        kept = {key: getattr(value, key) for key in dumped}
+        values = {key: getattr(value, key) for key in dumped}
         if tag_of(type(value)):
-            kept = {
+            values = {
                 key: item
-                for key, item in kept.items()
+                for key, item in values.items()
                 if key == "name" or item != fields[key].get_default(call_default_factory=True)
             }
-        return {key: _without_defaults(item, dumped[key]) for key, item in kept.items()}
+        return {key: _without_defaults(item, dumped[key]) for key, item in values.items()}
     if isinstance(value, dict):
         items = cast("JsonMap", value).items()
         return {key: _without_defaults(item, dumped[key]) for key, item in items}
@@ -301,7 +349,8 @@ def _with_names(mapping: Mapping[str, Any], config_type: type[BaseModel]) -> Jso
     """Returns the mapping with the `name` of every variant, where it is left out or written in short form.
 
     `train.backend.device=cuda:0` alone changes a key of the default backend. `loss: gspo` is short for
-    `loss: {name: gspo}`, and `reward: my_rewards:score` for `reward: {use: my_rewards:score}`.
+    `loss: {name: gspo}`, `reward: my_rewards:score` for `reward: {use: my_rewards:score}`, and `{use: ...}`
+    for `{name: use, use: ...}`.
     """
     named = dict(mapping)
     for key, field in config_type.model_fields.items():
@@ -321,12 +370,16 @@ def _with_name(value: Any, annotation: Any, *, default: object = None) -> Any:
         return [_with_name(item, get_args(kind)[0]) for item in cast("list[Any]", value)]
     choices = configs_in(kind) if origin not in {dict, tuple} else []
     if isinstance(value, str) and _is_choice(kind):
-        return _choose(value, choices)
+        is_own = USE_PATTERN.fullmatch(value) and any("use" in choice.model_fields for choice in choices)
+        return {"name": "use", "use": value} if is_own else {"name": value}
     if not isinstance(value, dict):
         return value
     section = cast("JsonMap", value)
-    if len(choices) > 1 and isinstance(default, Config) and "name" not in section:
-        section = {"name": tag_of(type(default)), **section}
+    if "name" not in section:
+        if "use" in section and (len(choices) > 1 or any(tag_of(choice) == "use" for choice in choices)):
+            section = {"name": "use", **section}
+        elif len(choices) > 1 and isinstance(default, Config):
+            section = {"name": tag_of(type(default)), **section}
     fitting = [c for c in choices if len(choices) == 1 or tag_of(c) == section.get("name")]
     return _with_names(section, fitting[0]) if len(fitting) == 1 else section
 
@@ -335,12 +388,7 @@ def _is_choice(kind: Any) -> bool:
     """Returns whether a type consists only of variants."""
     members = get_args(kind) or (kind,)
     variants = [configs_in(member) for member in members]
-    return all(len(found) == 1 and tag_of(found[0]) is not None for found in variants)
-
-
-def _choose(name: str, choices: Sequence[type[BaseModel]]) -> JsonMap:
-    is_own = USE_PATTERN.fullmatch(name) and any("use" in choice.model_fields for choice in choices)
-    return {"name": "use", "use": name} if is_own else {"name": name}
+    return all(len(configs) == 1 and tag_of(configs[0]) is not None for configs in variants)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -396,6 +444,21 @@ def _own_folders() -> list[Path]:
     folders = [Path(entry).resolve() for entry in sys.path if entry]
     installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
     return [folder for folder in folders if not any(map(folder.is_relative_to, installed))]
+
+
+def load_component(use: Use, *, where: str, **given: object) -> Callable[..., Any]:
+    """Loads a component of the user's own, which takes its `args` and the `given` arguments.
+
+    Raises: ConfigError if it does not import, cannot be called, or does not take the arguments.
+    """
+    target = load_attr(use.use, where=f"{where}.use")
+    if not callable(target):
+        raise ConfigError(
+            f"{where}.use = {use.use!r} has the type {type(target).__name__}, which cannot be called; name a "
+            "function or a class"
+        )
+    check_args(target, {**use.args, **given}, where=f"{where}.args")
+    return target
 
 
 def check_args(target: Callable[..., Any], args: Mapping[str, Any], *, where: str) -> None:

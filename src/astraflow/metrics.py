@@ -87,7 +87,10 @@ def row_from_record(record: StepRecord | EvalRecord) -> MetricRow:
     eval_set = str(fields.pop("eval_set", ""))
     best_by = str(fields.pop("best_by", ""))
     policy, step, version, at_s = (fields.pop(name) for name in ("policy", "step", "version", "at_s"))
-    named = {(item.name if is_step else _eval_name(item.name)): item.value for item in metrics}
+    named = {
+        item.name if is_step or item.name.startswith("pass@") else f"{_EPISODE}{item.name}": item.value
+        for item in metrics
+    }
     values = {(f"metric/{name}" if name in _COLUMNS else name): value for name, value in named.items()}
     return MetricRow(
         kind="step" if is_step else "eval",
@@ -112,7 +115,3 @@ def eval_from_columns(columns: Mapping[str, Any]) -> EvalRecord:
         MetricItem(name.removeprefix("metric/").removeprefix(_EPISODE), value) for name, value in rest.items()
     ]
     return msgspec.convert({**fields, "metrics": msgspec.to_builtins(metrics)}, EvalRecord)
-
-
-def _eval_name(name: str) -> str:
-    return name if name.startswith("pass@") else f"{_EPISODE}{name}"

@@ -125,14 +125,14 @@ class RoleBalancedCredit(Config):
         roles, the others are `UNCOMPARED`. Roles that are not named are compared with themselves.
         """
         advantages_N = np.zeros(len(facts.trajectories))
-        found = {members.role: members for members in by_role(facts)}
-        has_all = all(role in found for role in self.roles)
-        for role, members in found.items():
+        roles_present = {members.role: members for members in by_role(facts)}
+        has_all = all(role in roles_present for role in self.roles)
+        for role, members in roles_present.items():
             if role not in self.roles:
                 advantages_N[members.positions] = relative_values(
                     members.rewards, members.weights, scale="none", epsilon=0.0
                 )
-        chosen = [found[role] for role in self.roles] if has_all else []
+        chosen = [roles_present[role] for role in self.roles] if has_all else []
         if chosen and not are_equal(np.concatenate([members.rewards for members in chosen])):
             mean = np.mean([members.episode_rewards().mean() for members in chosen])
             num = sum(members.num_episodes for members in chosen)
@@ -342,10 +342,10 @@ class RoleBaselines:
             baseline = baselines.get(members.role, 0.0)
             advantages_N[members.positions] = members.rewards - baseline
             mean = float(members.episode_rewards().mean())
-            kept = self._decay**members.num_episodes
+            decay = self._decay**members.num_episodes
             # The table drops a group beyond this bound, so its reward must not affect later groups.
             if abs(mean) <= MAX_ADVANTAGE:
-                baselines[members.role] = kept * baseline + (1 - kept) * mean
+                baselines[members.role] = decay * baseline + (1 - decay) * mean
         return tuple(advantages_N.tolist())
 
     def state(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
 
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Use, load_component
 from astraflow.errors import ComponentError, ConfigError
 from astraflow.protocols import Stateful
 from astraflow.user_input.own_code import describe_error
@@ -30,11 +30,9 @@ def load_own_function(config: Use, *, where: str) -> Callable[..., Any]:
 
     Raises: ConfigError if the function cannot be loaded or does not take the arguments.
     """
-    target: Any = load_attr(config.use, where=f"{where}.use")
-    if isinstance(target, type):
+    function = load_component(config, where=where)
+    if isinstance(function, type):
         return make_own_object(config, where=where, methods=("__call__",))
-    function = cast("Callable[..., Any]", target)
-    check_args(function, config.args, where=f"{where}.args")
     return partial(function, **config.args)
 
 
@@ -43,11 +41,9 @@ def make_own_object(config: Use, *, where: str, methods: Sequence[str], **given:
 
     Raises: ConfigError if the class cannot be loaded or instantiated, or lacks one of the methods.
     """
-    make: Callable[..., Any] = load_attr(config.use, where=f"{where}.use")
-    args = {**config.args, **given}
-    check_args(make, args, where=f"{where}.args")
+    make = load_component(config, where=where, **given)
     try:
-        made = make(**args)
+        made = make(**{**config.args, **given})
     except BaseException as err:  # a user's constructor may raise anything, or call `exit()`
         raise ConfigError(
             f"{where}.use = {config.use!r}: its constructor raised {describe_error(err)}"

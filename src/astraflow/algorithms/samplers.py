@@ -206,14 +206,11 @@ class ReplayConfig(Config):
             return tuple(nlargest(num, groups, key=lambda i: (groups[i].oldest_version, i)))
         keys = {i: chance(seed, i) for i in groups}
         if self.select == "priority":
-            keys = {i: _weighted_key(key, _weight(groups[i])) for i, key in keys.items()}
+            keys = {i: _weighted_key(key, groups[i]) for i, key in keys.items()}
         return tuple(nlargest(num, groups, key=lambda i: (keys[i], i)))
 
 
-def _weight(group: CompleteGroup) -> float:
-    """Root mean square of the group's advantages over its trained tokens."""
-    return (group.advantage_square_sum / max(1, group.num_trained_tokens)) ** 0.5
-
-
-def _weighted_key(key: float, weight: float) -> float:
+def _weighted_key(key: float, group: CompleteGroup) -> float:
+    """u^(1/w) of `pick`; `key` is u."""
+    weight = (group.advantage_square_sum / max(1, group.num_trained_tokens)) ** 0.5
     return key ** (1.0 / weight) if weight > 0 else -1.0

@@ -55,7 +55,7 @@ class TurnDiscountCredit(Config):
         Source: after Shao et al. 2024 (arXiv:2402.03300), section 4.1.3.
         """
         returns = [_turn_returns(t, self.discount) for t in facts.trajectories]
-        found: list[tuple[float, ...]] = [(UNCOMPARED,) * len(own) for own in returns]
+        advantages: list[tuple[float, ...]] = [(UNCOMPARED,) * len(own) for own in returns]
         for members in by_role(facts):
             trajectories: list[int] = members.positions.tolist()
             counts = [len(returns[i]) for i in trajectories]
@@ -65,8 +65,8 @@ class TurnDiscountCredit(Config):
             joined = np.concatenate([returns[i] for i in trajectories])
             values = relative_values(joined, weights, scale=self.scale, epsilon=self.epsilon)
             for i, part in zip(trajectories, np.split(values, np.cumsum(counts)[:-1]), strict=True):
-                found[i] = tuple(part.tolist())
-        return tuple(found)
+                advantages[i] = tuple(part.tolist())
+        return tuple(advantages)
 
 
 class GigpoCredit(Config):
@@ -92,7 +92,9 @@ class GigpoCredit(Config):
         only trajectory of a role is `UNCOMPARED` unless two of its turns saw the same state.
         """
         by_episode = relative_rewards(facts, scale=self.scale, epsilon=self.epsilon)
-        found = [np.full(len(t.turn_rewards), a) for t, a in zip(facts.trajectories, by_episode, strict=True)]
+        advantages = [
+            np.full(len(t.turn_rewards), a) for t, a in zip(facts.trajectories, by_episode, strict=True)
+        ]
         steps: defaultdict[tuple[str, int], list[tuple[int, int, float]]] = defaultdict(list)
         for i, trajectory in enumerate(facts.trajectories):
             returns = _turn_returns(trajectory, self.discount)
@@ -106,10 +108,10 @@ class GigpoCredit(Config):
             returns_of_group = np.asarray([value for _, _, value in group])
             values = relative_values(returns_of_group, weights, scale=self.scale, epsilon=self.epsilon)
             for (i, k, _), value in zip(group, values, strict=True):
-                found[i][k] += self.step_weight * value
+                advantages[i][k] += self.step_weight * value
         return tuple(
             tuple(own.tolist()) if compared else (UNCOMPARED,) * len(own)
-            for own, compared in zip(found, is_compared, strict=True)
+            for own, compared in zip(advantages, is_compared, strict=True)
         )
 
 

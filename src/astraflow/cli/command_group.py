@@ -51,8 +51,8 @@ def in_order(own: Sequence[str]) -> list[str]:
     """Returns the names of all commands in the order of the list, given AstraFlow's own in their order."""
     from astraflow.user_input.installed import find_entries
 
-    found = {name: added_command(name) for name in sorted(find_entries(_GROUP).names)}
-    waiting = {name: command.after for name, command in found.items() if command is not None}
+    commands = {name: added_command(name) for name in sorted(find_entries(_GROUP).names)}
+    waiting = {name: command.after for name, command in commands.items() if command is not None}
     names = ["", *own]  # a command with `after=""` follows the empty name
     while waiting:
         # If none is ready, the remaining commands follow nothing, or a command that isn't installed.

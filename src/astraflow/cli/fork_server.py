@@ -105,7 +105,9 @@ def _become(order: Order, received: Sequence[int]) -> list[str]:
     os.chdir(order.cwd)
     os.environ.clear()
     os.environ.update(order.env)
-    _seed()
+    for name, generator in (("numpy", "random"), ("torch", "default_generator")):
+        if name in sys.modules:  # `random` seeds itself after a fork; hashes of strings stay the server's
+            getattr(sys.modules[name], generator).seed()
     program = str(Path(__file__).with_name("main.py"))
     sys.argv = [program, *order.argv]
     _set_title((sys.executable, "-P", "-m", "astraflow.cli.main", *order.argv))
@@ -131,14 +133,6 @@ def _renumber(fds: dict[int, int]) -> None:
     for number, copy in copies.items():
         os.dup2(copy, number)
         os.close(copy)
-
-
-def _seed() -> None:
-    """Seeds what a new process seeds from the system. `random` does this itself after a fork. The hashes of
-    strings stay the server's."""
-    for name, generator in (("numpy", "random"), ("torch", "default_generator")):
-        if name in sys.modules:
-            getattr(sys.modules[name], generator).seed()
 
 
 def _set_title(argv: Sequence[str]) -> None:

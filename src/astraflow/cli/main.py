@@ -85,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.set_threshold(*_STARTING_GC_THRESHOLDS)
     atexit.register(gc.freeze)  # else the last collection walks through all modules, for a tenth of a second
     os.environ.update(proxy_exemptions(os.environ))  # child processes inherit them
-    sys.path += [path for path in _module_path() if path not in sys.path]
+    of_recipe = os.environ.get(MODULE_PATH_VARIABLE, "").split(os.pathsep)  # of the recipe's own modules
+    sys.path += [path for path in (*of_recipe, os.getcwd()) if path and path not in sys.path]
     try:
         app(args=arguments, prog_name="astraflow")
     except Error as err:
@@ -95,7 +96,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as err:  # for example, a read-only folder or a full disk
         if "--debug" in arguments:
             raise
-        _fail(_reason(err), error_file, is_users=err.errno in _WRONG_PATHS)
+        is_about_file = err.strerror is not None and err.filename is not None
+        reason = f"{format_path(Path(str(err.filename)))}: {err.strerror}" if is_about_file else str(err)
+        _fail(reason, error_file, is_users=err.errno in _WRONG_PATHS)
     except Exception as err:
         if (module := missing_module(err)) and "--debug" not in arguments:
             _fail(install_hint(f"`astraflow {arguments[0]}`", [module]), error_file, is_users=True)
@@ -108,24 +111,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _fail(text: str, error_file: str, *, is_users: bool) -> NoReturn:
     """Ends the command with its error. `is_users`: the user can correct it."""
-    shown = printable(text, keeps_lines=True)
-    print(f"error: {shown}", file=sys.stderr)
+    line = printable(text, keeps_lines=True)
+    print(f"error: {line}", file=sys.stderr)
     if error_file:
         with contextlib.suppress(OSError):
-            Path(error_file).write_text(shown, encoding="utf-8", errors="replace")
+            Path(error_file).write_text(line, encoding="utf-8", errors="replace")
     sys.exit(2 if is_users else 1)
-
-
-def _reason(err: OSError) -> str:
-    if err.strerror is None or err.filename is None:
-        return str(err)
-    return f"{format_path(Path(str(err.filename)))}: {err.strerror}"
-
-
-def _module_path() -> list[str]:
-    """Returns the folders of a recipe's own modules: those that the launcher names, then the current one."""
-    given = os.environ.get(MODULE_PATH_VARIABLE, "")
-    return [*(part for part in given.split(os.pathsep) if part), os.getcwd()]
 
 
 if __name__ == "__main__":

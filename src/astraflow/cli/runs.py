@@ -96,7 +96,7 @@ def run(
     from astraflow.processes.fork_server import early_server
 
     with early_server(is_wanted=not (dry_run or only or batches)):
-        from astraflow.recipe.short_forms import keys_as_written
+        from astraflow.recipe.document import keys_as_written
 
         source = _source_of(recipe, overrides or [], run_dir)
         folders = module_path(source.recipe, *source.module_path)

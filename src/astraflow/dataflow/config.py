@@ -17,9 +17,8 @@ from astraflow.algorithms.limiters import LimiterConfig, TicketLimiter
 from astraflow.algorithms.removers import CapacityRemover, KeepRemover, RemoverConfig
 from astraflow.algorithms.samplers import FifoSampler, ReplayConfig, SamplerConfig
 from astraflow.algorithms.shaping import ShapingConfig
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, Word
 from astraflow.protocols import TableSizes
-from astraflow.user_input.text_forms import Word
 
 __all__ = ["AUTO_BATCH", "DataflowConfig", "TableConfig", "TlsConfig", "WebConfig"]
 

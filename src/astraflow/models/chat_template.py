@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.user_input.mistakes import hint
-from astraflow.user_input.user_files import json_value, line_at, read_file
+from astraflow.user_input.user_files import json_object, line_at, read_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -95,7 +95,7 @@ def write_template_defaults(folder: Path, args: Mapping[str, object]) -> None:
     for path in _jinja_files(folder):
         path.write_text(_add_defaults(path.read_text(encoding="utf-8"), args), encoding="utf-8")
     for name in _JSON_FILES:
-        content = _json(folder / name)
+        content = json_object(folder / name)
         if content.get(_KEY):
             changed = {**content, _KEY: _add_defaults_to_entry(content[_KEY], args)}
             (folder / name).write_text(json.dumps(changed, indent=2, ensure_ascii=False), encoding="utf-8")
@@ -130,7 +130,7 @@ def template_texts(folder: Path) -> list[str]:
     """The texts of all templates in a folder. Raises: DataError if a file is not valid JSON."""
     texts = [_text(path) for path in _jinja_files(folder)]
     for name in _JSON_FILES:
-        entry = _json(folder / name).get(_KEY)
+        entry = json_object(folder / name).get(_KEY)
         texts += [entry] if isinstance(entry, str) else [each["template"] for each in entry or ()]
     return texts
 
@@ -146,11 +146,6 @@ def _jinja_files(folder: Path) -> list[Path]:
     main = folder / "chat_template.jinja"
     others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     return [main, *others] if main.is_file() else others
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no file. Raises: DataError."""
-    return cast("dict[str, Any]", json_value(read_file(path, "the file"), str(path))) if path.exists() else {}
 
 
 def _add_defaults_to_entry(

@@ -79,10 +79,10 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 def quantization_of(config: Mapping[str, Any]) -> str:
     """How the weights are quantized, e.g. `mxfp4`; empty if they are not quantized."""
-    found: object = config.get("quantization_config") or _text(config).get("quantization_config")
-    if not isinstance(found, dict):
-        return "unknown" if found else ""
-    return str(cast("dict[str, Any]", found).get("quant_method", "unknown"))
+    settings: object = config.get("quantization_config") or _text(config).get("quantization_config")
+    if not isinstance(settings, dict):
+        return "unknown" if settings else ""
+    return str(cast("dict[str, Any]", settings).get("quant_method", "unknown"))
 
 
 def engine_refusal(config: Mapping[str, Any]) -> str:

@@ -205,7 +205,7 @@ def _advice(missing: Sequence[str], unexpected: Sequence[str], shapes: Collectio
 
 
 def _num_layers(names: Iterable[str]) -> int:
-    return max((int(found[1]) + 1 for name in names if (found := _LAYER.search(name))), default=0)
+    return max((int(match[1]) + 1 for name in names if (match := _LAYER.search(name))), default=0)
 
 
 def _check_order(model: "PreTrainedModel", names: Collection[str]) -> None:

@@ -14,7 +14,6 @@ Legend: P patches of an image, D numbers per patch, T tokens of a sequence.
 import base64
 import binascii
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 
 from astraflow.errors import DataError, ImageError
 from astraflow.types import MediaRef
+from astraflow.user_input.user_files import json_object
 
 __all__ = [
     "IMAGE",
@@ -208,11 +208,11 @@ def image_rules(model_dir: Path) -> ImageRules | None:
 
     Raises: DataError if the model reads images, but the folder does not say how.
     """
-    config = _json(model_dir / "config.json")
+    config = json_object(model_dir / "config.json")
     if not reads_images(config):
         return None
     path = model_dir / "preprocessor_config.json"
-    settings = _json(path)
+    settings = json_object(path)
     size = cast("Mapping[str, int]", settings.get("size") or {})
     try:
         return ImageRules(
@@ -235,15 +235,6 @@ def image_rules(model_dir: Path) -> ImageRules | None:
 def _three(values: Sequence[float]) -> tuple[float, float, float]:
     red, green, blue = map(float, values)
     return red, green, blue
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        return cast("Mapping[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as err:
-        raise DataError(f"{path} cannot be read: {err}") from err
 
 
 def place_images(rules: ImageRules, token_ids: Sequence[int], uris: Sequence[str]) -> tuple[MediaRef, ...]:

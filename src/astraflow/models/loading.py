@@ -175,8 +175,8 @@ def _check_folder(folder: Path) -> None:
             "`astraflow model init`"
         )
     if not (folder / "config.json").is_file():
-        found = sorted(p.name for p in folder.iterdir())[:_MAX_LISTED]
-        raise DataError(f"model folder {folder} has no config.json (found: {', '.join(found) or 'nothing'})")
+        names = sorted(p.name for p in folder.iterdir())[:_MAX_LISTED]
+        raise DataError(f"model folder {folder} has no config.json (found: {', '.join(names) or 'nothing'})")
 
 
 def _first_line(err: BaseException) -> str:
@@ -280,24 +280,24 @@ def fit_tensors(
     pairs: list[tuple[Tensor, Tensor]] = []
     patches: list[tuple[Tensor, Tensor, Tensor]] = []
     for names, own in weights:
-        found = [given[name] for name in names if name in given]
-        if changed is not None and len(found) == 1 and own.is_contiguous():
-            _check_shape(found[0], own)
-            touched = {found[0].name, *(peft_names(found[0].name) if found[0].name in adapted else ())}
+        aliases = [given[name] for name in names if name in given]
+        if changed is not None and len(aliases) == 1 and own.is_contiguous():
+            _check_shape(aliases[0], own)
+            touched = {aliases[0].name, *(peft_names(aliases[0].name) if aliases[0].name in adapted else ())}
             if not touched & changed.keys():
                 continue
-            if found[0].name not in adapted:
-                patches.append((own.data.view(-1), *_check_values_at(found[0], changed[found[0].name])))
+            if aliases[0].name not in adapted:
+                patches.append((own.data.view(-1), *_check_values_at(aliases[0], changed[aliases[0].name])))
                 continue
-        found = [merge_weight(t, given) if t.name in adapted else t for t in found]
-        new = _check_values(found[0], own)
-        for alias in found[1:]:
+        aliases = [merge_weight(t, given) if t.name in adapted else t for t in aliases]
+        new = _check_values(aliases[0], own)
+        for alias in aliases[1:]:
             if not torch.equal(_check_values(alias, own), new):
                 raise UnfitVersionError(
-                    f"tied weights {found[0].name} and {alias.name} differ in their values"
+                    f"tied weights {aliases[0].name} and {alias.name} differ in their values"
                 )
         # Merged weights take new memory until `install`, so they are converted to the model's dtype.
-        pairs.append((own, new.to(own.dtype) if found[0].name in adapted else new))
+        pairs.append((own, new.to(own.dtype) if aliases[0].name in adapted else new))
     return FittedTensors(tuple(pairs), tuple(patches), is_partial=changed is not None)
 
 
@@ -451,39 +451,34 @@ def _to_file_layout(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Ten
     Raises: DataError if a tensor of the folder is not a part of the model's memory.
     """
     from transformers import PreTrainedModel
+    from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import revert_weight_conversion
 
-    if not isinstance(model, PreTrainedModel) or not _is_converted(model):
+    if not isinstance(model, PreTrainedModel) or not get_model_conversion_mapping(model, add_legacy=False):
         return state
     # A tied weight must keep the name that comes first in the model: servers skip it under any other name.
     first: dict[str, Tensor] = {}
     aliases: dict[str, Tensor] = {}
     places: set[tuple[Any, ...]] = set()
     for name, tensor in state.items():
-        kept = aliases if _place(tensor) in places else first
-        kept[name] = tensor.detach().as_subclass(_UncopiedView)
+        targets = aliases if _place(tensor) in places else first
+        targets[name] = tensor.detach().as_subclass(_UncopiedView)
         places.add(_place(tensor))
     memory = {_address(tensor)[0] for tensor in first.values()}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for part in (first, aliases):
         converted = cast("dict[str, Tensor]", revert_weight_conversion(model, part))
-        found |= {name: tensor.as_subclass(Tensor) for name, tensor in converted.items()}
-    for name, tensor in found.items():
+        tensors |= {name: tensor.as_subclass(Tensor) for name, tensor in converted.items()}
+    for name, tensor in tensors.items():
         if _address(tensor)[0] not in memory:
             raise DataError(
                 f"{type(model).__name__}: tensor {name} of its folder consists of several weights, so it "
                 "cannot be read and written in place, and this family cannot be trained"
             )
-    return found
-
-
-def _is_converted(model: "PreTrainedModel") -> bool:
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    return bool(get_model_conversion_mapping(model, add_legacy=False))
+    return tensors
 
 
 def format_names(names: Sequence[str]) -> str:
     """Formats names for a message: the first few, and the number of the others."""
-    shown = ", ".join(names[:_MAX_LISTED])
-    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED} more"
+    listing = ", ".join(names[:_MAX_LISTED])
+    return listing if len(names) <= _MAX_LISTED else f"{listing} and {len(names) - _MAX_LISTED} more"

@@ -75,8 +75,8 @@ def _router(module: nn.Module) -> Router:
     weight = next(iter(own.values()))
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(_PROBE_TOKENS, weight.shape[-1], generator=generator).to(weight)
-    found: Any = functional_call(module, own, (probe,))
-    parts = cast("tuple[Tensor, ...]", found if isinstance(found, tuple) else (found,))
+    output: Any = functional_call(module, own, (probe,))
+    parts = cast("tuple[Tensor, ...]", output if isinstance(output, tuple) else (output,))
     if [part.ndim for part in parts] != [2, 2, 2]:
         raise DataError(f"{type(module).__name__} does not return logits, weights and experts")
     logits, weights, experts = parts

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from astraflow.errors import DataError
 from astraflow.models.template_limits import render_chat
-from astraflow.user_input.user_files import json_value, read_file
+from astraflow.user_input.user_files import json_object
 
 __all__ = ["declared_stop_ids", "folder_stop_ids", "template_end"]
 
@@ -41,7 +41,7 @@ def declared_stop_ids(model_dir: Path, tokenizer: Any = None) -> tuple[int, ...]
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
-        settings = _settings(path)
+        settings = json_object(path)
         ids += _ids(path, settings)
         text = settings.get("text_config")
         ids += _ids(path, cast("dict[str, Any]", text)) if isinstance(text, dict) else []
@@ -61,17 +61,9 @@ def template_end(tokenizer: Any) -> int | None:
         return None  # the template does not accept this chat; the renderer reports chats that it refuses
     after = text.partition(_REPLY)[2].lstrip()
     ids = cast("list[int]", tokenizer.encode(after, add_special_tokens=False))
-    return ids[0] if ids and ids[0] in _special_ids(tokenizer) else None
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; empty if there is no file. Raises: DataError."""
-    if not path.exists():
-        return {}
-    loaded = json_value(read_file(path, "the file"), str(path))
-    if not isinstance(loaded, dict):
-        raise DataError(f"{path} is not a JSON object")
-    return cast("dict[str, Any]", loaded)
+    added = {int(idx) for idx, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = added | {int(idx) for idx in tokenizer.all_special_ids}
+    return ids[0] if ids and ids[0] in special else None
 
 
 def _ids(path: Path, settings: dict[str, Any]) -> list[int]:
@@ -90,8 +82,3 @@ def _writes_one_of(tokenizer: Any, ids: tuple[int, ...]) -> bool:
     template = str(tokenizer.chat_template)
     tokens = cast("list[str | None]", tokenizer.convert_ids_to_tokens(list(ids)))
     return any(token in template for token in tokens if token)
-
-
-def _special_ids(tokenizer: Any) -> set[int]:
-    added = {int(idx) for idx, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return added | {int(idx) for idx in tokenizer.all_special_ids}

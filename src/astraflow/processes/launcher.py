@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from astraflow.config import Config, Use, check_args, load_attr
+from astraflow.config import Config, Use, load_component
 from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.processes.fork_server import claim_server
 from astraflow.processes.local_launcher import LocalLauncher
@@ -43,9 +43,8 @@ def make_launcher(config: LauncherConfig) -> Launcher:
     if isinstance(config, LocalLauncherConfig):
         return LocalLauncher(claim_server())
     if isinstance(config, Use):
-        attr = load_attr(config.use, where="launcher.use")
-        check_args(attr, config.args, where="launcher.args")
-        return _make_foreign(partial(attr, **config.args), f"launcher.use = {config.use!r}")
+        make = load_component(config, where="launcher")
+        return _make_foreign(partial(make, **config.args), f"launcher.use = {config.use!r}")
     return _make_foreign(config.make, f"launcher.name = {config.name!r}")
 
 

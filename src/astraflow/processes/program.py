@@ -179,7 +179,11 @@ class _SpecBuilder:
         self._recipe = recipe
         self._folder = folder
         self._addresses = addresses
-        self._env = _environment(folder, module_path)
+        self._env = {
+            **SERVICE_ENVIRONMENT,
+            MODULE_PATH_VARIABLE: os.pathsep.join(module_path),
+            PRIVATE_VARIABLE: str(folder.path.resolve()),
+        }
         self._tokens = {role: token for token, role in tokens_of(recipe, folder).items()}
         self._reads = [folder.recipe]
         """Files that each process with access to the run folder reads."""
@@ -275,6 +279,7 @@ class _SpecBuilder:
         name = f"rollout-{idx}"
         cache = self._folder.cache / name
         peer = ("--peer", "auto") if self._recipe.weights.peers else ()
+        gpus = self._recipe.rollout.gpus
         return self._spec(
             name,
             (
@@ -286,7 +291,7 @@ class _SpecBuilder:
             ),
             role="worker",
             threads=num_threads(self._recipe.rollout.engine),
-            devices=_gpus(self._recipe.rollout.gpus, idx),
+            devices=visible_variables(gpus[idx % len(gpus)].split(",")) if gpus else {},
             reads=self._ca,
             scratch=[cache],
             near=self._rollout_machine,
@@ -353,11 +358,6 @@ def _allow_options(recipe: Recipe) -> list[str]:
     return [part for module in network_modules(shared) for part in ("--allow", module)]
 
 
-def _gpus(gpus: Sequence[str], idx: int) -> dict[str, str]:
-    """The variable that limits the GPUs of a service, its engine, and the servers that it starts."""
-    return visible_variables(gpus[idx % len(gpus)].split(",")) if gpus else {}
-
-
 def num_threads(component: Config) -> int:
     """Number of CPU threads of an engine or a backend. For one of the user's own, it's the argument
     `num_threads`, or 1."""
@@ -366,12 +366,3 @@ def num_threads(component: Config) -> int:
     if isinstance(component, Use):
         return int(component.args.get("num_threads", 1))
     return int(component.model_dump().get("num_threads", 1))
-
-
-def _environment(folder: RunFolder, module_path: tuple[str, ...]) -> dict[str, str]:
-    """The environment variables of all processes."""
-    return {
-        **SERVICE_ENVIRONMENT,
-        MODULE_PATH_VARIABLE: os.pathsep.join(module_path),
-        PRIVATE_VARIABLE: str(folder.path.resolve()),
-    }

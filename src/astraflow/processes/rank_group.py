@@ -305,9 +305,9 @@ class RankGroup:
     def _take_answer(self, rank: Rank, answer: dict[str, Any]) -> None:
         if "error" not in answer:
             with self._lock:
-                found = rank.pending.pop(int(answer["id"]), None)
-            if found is not None and not found.done():
-                found.set_result(answer["value"])
+                call = rank.pending.pop(int(answer["id"]), None)
+            if call is not None and not call.done():
+                call.set_result(answer["value"])
             return
         rank.error = str(answer["error"])
         rank.is_own_error = bool(answer["is_own"])

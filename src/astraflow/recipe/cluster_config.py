@@ -4,11 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from astraflow.config import Config, Use, with_installed
+from astraflow.config import Config, Name, Use, Word, text_form, with_installed
 from astraflow.protocols import Needs
 from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.user_input.mistakes import configs_in, tag_of
-from astraflow.user_input.text_forms import Name, Word, text_form
 
 __all__ = [
     "ClusterConfig",

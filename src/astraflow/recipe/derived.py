@@ -7,29 +7,37 @@
 A workflow with one completion per task needs room for the longest prompt, the tokens of the chat template,
 and `sampling.max_tokens`. Any other workflow decides by itself how long a conversation becomes: it gets 4,096
 tokens, or more if one completion needs more. A value that the recipe sets is never changed.
+
+The embedded engine reserves a slot's keys and values for the whole `max_context` when it starts. Each policy
+has its own cache, and an evaluation uses a second one. A recipe that leaves `num_slots` open gets the largest
+number of `SLOT_STEPS` with which the caches of all rollout services of this machine take at most half of the
+memory that is available when the run starts. If the services run on GPUs or on other machines, `num_slots`
+stays open, and each engine chooses by the memory of its own device.
 """
 
 import math
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from astraflow.config import Config
 from astraflow.dataflow.config import AUTO_BATCH
-from astraflow.errors import ConfigError
-from astraflow.models.families import context_limit
-from astraflow.recipe.engine_memory import choose_slots, model_config
+from astraflow.errors import ConfigError, DataError
+from astraflow.models.families import cached_values, context_limit
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_plan import scoring_tasks
 from astraflow.recipe.sources import OpenSources, open_sources, workflow_of
-from astraflow.rollout.engine_config import ModelEngineConfig, TorchEngineConfig
+from astraflow.rollout.engine_config import SLOT_STEPS, ModelEngineConfig, TorchEngineConfig
+from astraflow.service.memory import available_bytes
 from astraflow.tasks.config import judges_of
 from astraflow.tasks.selection import longest_prompt
 from astraflow.user_input.mistakes import problem_of
+from astraflow.user_input.user_files import json_object
 from astraflow.workflows.config import SingleTurnConfig
 
-__all__ = ["derive_numbers", "find_open_keys", "stop_notes"]
+__all__ = ["choose_slots", "derive_numbers", "find_open_keys", "slot_bytes", "stop_notes"]
 
 _CONVERSATION = 4_096
 """Tokens for a conversation of several turns. Each slot of the engine reserves memory for all of them."""
@@ -37,6 +45,8 @@ _TEMPLATE = 256
 """Tokens reserved for what a chat template adds to the texts of a prompt; few templates add more than 100."""
 _MULTIPLE = 64
 """Contexts are rounded up to a multiple of this number, which suits every kernel."""
+_CACHE_SHARE = 0.5
+"""Largest share of the available memory for caches. Weights, gradients, and optimizers need the rest."""
 _ConfigT = TypeVar("_ConfigT", bound=Config)
 
 
@@ -83,6 +93,39 @@ def _with_slots(recipe: Recipe) -> Recipe:
     return _change(recipe, rollout=_change(rollout, engine=engine))
 
 
+def slot_bytes(recipe: Recipe, *, with_evals: bool = True) -> float:
+    """What one slot of the embedded engine needs in a rollout service: a row of each policy's caches.
+
+    0 for other engines, whose servers manage their own memory.
+    """
+    engine = recipe.rollout.engine
+    if not isinstance(engine, TorchEngineConfig):
+        return 0.0
+    size = 4 if engine.dtype == "float32" else 2
+    total = 0.0
+    for policy in recipe.policies.values():
+        # Evaluations of a policy whose weights change run from a second weight slot with its own cache.
+        num_caches = 2 if with_evals and recipe.eval.sets and policy.role != "frozen" else 1
+        total += num_caches * cached_values(_model_config(policy.model_dir)) * size * engine.context
+    return total
+
+
+def choose_slots(recipe: Recipe, num_bytes: float | None = None) -> int:
+    """The number of slots for a recipe with a known `max_context`, by the available memory."""
+    each = slot_bytes(recipe) * recipe.max_services
+    room = _CACHE_SHARE * (available_bytes() if num_bytes is None else num_bytes)
+    return next((num for num in SLOT_STEPS if num * each <= room), SLOT_STEPS[-1])
+
+
+def _model_config(folder: Path) -> Mapping[str, Any]:
+    """The model's config.json; empty if there is none yet, or if it is broken, which the model's own check
+    reports."""
+    try:
+        return json_object(folder / "config.json")
+    except DataError:
+        return {}
+
+
 def stop_notes(recipe: Recipe, sources: OpenSources) -> Iterator[str]:
     """Yields what the recipe's `stop` means for each policy, in steps."""
     stop = recipe.stop
@@ -90,17 +133,17 @@ def stop_notes(recipe: Recipe, sources: OpenSources) -> Iterator[str]:
     for name, policy in recipe.trained.items():
         num_groups = policy.table.batch_groups
         num = num_groups * policy.table.group_size
-        found: list[str] = []
+        limits: list[str] = []
         if stop.epochs:
             num_steps = num_draws // num_groups
-            found.append(f"stop.epochs (draws {num_draws:,} groups, enough for at most {num_steps:,} steps)")
+            limits.append(f"stop.epochs (draws {num_draws:,} groups, enough for at most {num_steps:,} steps)")
         if stop.sequences:
             num_steps = math.ceil(stop.sequences / num)
-            found.append(f"stop.sequences (about {num_steps:,} steps of {num:,} episodes, if each is one)")
+            limits.append(f"stop.sequences (about {num_steps:,} steps of {num:,} episodes, if each is one)")
         if stop.tokens:
-            found.append(f"stop.tokens ({stop.tokens:,})")
-        if found:
-            yield f"{name}: trains for train.steps = {policy.train.steps:,}, or less by {' or '.join(found)}"
+            limits.append(f"stop.tokens ({stop.tokens:,})")
+        if limits:
+            yield f"{name}: trains for train.steps = {policy.train.steps:,}, or less by {' or '.join(limits)}"
 
 
 def _change(config: _ConfigT, **values: object) -> _ConfigT:
@@ -131,7 +174,7 @@ def _context(recipe: Recipe, sources: OpenSources) -> int:
     if not prompts or not _asks_once(recipe):
         need = max(need, _CONVERSATION)
     need = -(-need // _MULTIPLE) * _MULTIPLE
-    limits = [context_limit(model_config(policy.model_dir)) for policy in recipe.policies.values()]
+    limits = [context_limit(_model_config(policy.model_dir)) for policy in recipe.policies.values()]
     return max(2, min([need, *[limit for limit in limits if limit]]))
 
 

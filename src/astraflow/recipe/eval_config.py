@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args
 
 from pydantic import Field, model_validator
 
-from astraflow.config import Config
+from astraflow.config import Config, Name
 from astraflow.tasks.config import ExtractMode, RewardConfig, TaskSourceConfig
-from astraflow.user_input.text_forms import Name
 from astraflow.workflows.config import WorkflowConfig
 
 __all__ = [

@@ -82,8 +82,8 @@ def root_of(file: Path) -> Path | None:
 def entries() -> list[GalleryItem]:
     """Returns all recipes, then the recipes of the examples, then the model specs; each sorted by name."""
     root = gallery_root()
-    found = [_entry(root, path) for folder in FOLDERS for path in (root / folder).rglob("*.yaml")]
-    listed = [entry for entry in found if not entry.path.is_relative_to(root / PROJECT)]
+    items = [_entry(root, path) for folder in FOLDERS for path in (root / folder).rglob("*.yaml")]
+    listed = [entry for entry in items if not entry.path.is_relative_to(root / PROJECT)]
     return sorted(listed, key=lambda entry: (entry.kind == "model", "examples/" in entry.name, entry.name))
 
 

@@ -21,14 +21,12 @@ from astraflow.models.families import (
     length_refusal,
     shard_refusal,
 )
-from astraflow.models.hub import is_cached, model_path
+from astraflow.models.hub import is_cached, is_hub_name, model_path
 from astraflow.models.model_folder import TOKENIZER_FILES, check_model_folder
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engine_config import ModelEngineConfig, TorchEngineConfig
-from astraflow.user_input.hub_names import is_hub_name
-from astraflow.user_input.mistakes import near_path
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.mistakes import as_written, near_path
 
 __all__ = ["check_family", "check_model", "date_notes", "is_to_be_fetched", "models_of"]
 

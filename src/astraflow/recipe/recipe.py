@@ -12,15 +12,15 @@ from astraflow.algorithms.curation import CuratorConfig
 from astraflow.algorithms.task_gates import TaskGateConfig
 from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
 from astraflow.algorithms.turn_credit import GaeCredit
-from astraflow.config import Config, Use, apply_overrides, parse_config, with_installed
+from astraflow.config import Config, Name, Use, apply_overrides, parse_config, with_installed
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
 from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
+from astraflow.recipe.document import SHORT_KEYS, full_mapping, full_overrides, keys_as_written, place_of
 from astraflow.recipe.eval_config import EvalConfig
 from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.recipe.scale import scale_mapping
-from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, full_overrides, keys_as_written
 from astraflow.recipe.trackers import TrackerVariant, tracker_key
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engine_config import TorchEngineConfig
@@ -28,10 +28,8 @@ from astraflow.service.loopback import is_loopback
 from astraflow.tasks.config import TasksConfig
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
-from astraflow.user_input.mistakes import hint
-from astraflow.user_input.text_forms import Name
-from astraflow.user_input.written_keys import as_written
-from astraflow.user_input.yaml_files import JsonMap, override_pairs, place_in
+from astraflow.user_input.mistakes import as_written, hint
+from astraflow.user_input.yaml_files import JsonMap, override_pairs
 from astraflow.weights.addresses import choose_announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig
 from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
@@ -365,8 +363,8 @@ class Recipe(Config):
     @property
     def _time_scales(self) -> dict[str, float]:
         parts = {f"policies.{n}.train.backend": p.train.backend for n, p in self.trained.items()}
-        found = {"rollout.engine": self.rollout.engine, "workflow": self.workflow, **parts}
-        scales = {key: float(getattr(part, "time_scale", 0.0)) for key, part in found.items()}
+        emulated = {"rollout.engine": self.rollout.engine, "workflow": self.workflow, **parts}
+        scales = {key: float(getattr(part, "time_scale", 0.0)) for key, part in emulated.items()}
         return {key: scale for key, scale in scales.items() if scale}
 
     def _check_emulation(self) -> None:
@@ -427,10 +425,10 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
     pairs = dict(override_pairs(overrides))
     scale = pairs.pop("scale", "")
     path = Path(path)
-    full = full_overrides(pairs, full_mapping(path))
     with keys_as_written(path, pairs):
         mapping = full_mapping(path, pairs)
-        recipe = parse_config(mapping, Recipe, where=str(path), place=partial(_place, path, list(full)))
+        place = partial(place_of, path, pairs)
+        recipe = parse_config(mapping, Recipe, where=str(path), place=place, short_keys=SHORT_KEYS)
         if not scale:
             return recipe
         smaller: JsonMap = json.loads(recipe.model_dump_json())
@@ -439,12 +437,3 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
         # Null removed what files set, which the scaled recipe no longer has.
         values = {key: value for key, value in full_overrides(pairs, mapping).items() if value is not None}
         return apply_overrides(scaled, values, where=str(path))
-
-
-def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:
-    """Returns where the files of a recipe set the key at a path; empty if an override sets it."""
-    dotted = ".".join(map(str, keys))
-    if any(f"{dotted}.".startswith(f"{key}.") for key in overrides):
-        return ""
-    is_of_policy = len(keys) > 2 and keys[0] == "policies" and keys[2] in POLICY_KEYS
-    return place_in(path, keys, *([keys[2:]] if is_of_policy else []))

@@ -18,7 +18,7 @@ from astraflow.recipe.recipe import Recipe, StopConfig
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.trainer.checkpoint import newest_step
 from astraflow.types import Item
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.mistakes import as_written
 
 __all__ = [
     "MAY_CHANGE",
@@ -106,14 +106,11 @@ def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
     sections = [change for pattern in MAY_COME_OR_GO for change in _take_moved_sections(old, new, pattern)]
     was = dict(_leaves(old, ""))
     now = dict(_leaves(new, ""))
-    keys = [key for key in {**was, **now} if was.get(key) != now.get(key) and not _is_left_open(key, now)]
+    # A key that is `auto` in the new recipe has the derived number in the run's own.
+    left_open = {key for key, value in now.items() if value == '"auto"' and key.endswith(_DERIVED)}
+    keys = [key for key in {**was, **now} if was.get(key) != now.get(key) and key not in left_open]
     values = [RecipeChange(key=key, old=was.get(key, ""), new=now.get(key, "")) for key in keys]
     return (*values, *sections)
-
-
-def _is_left_open(key: str, now: Mapping[str, str]) -> bool:
-    """Returns whether a key is `auto` in the new recipe; the run's own recipe has the derived number."""
-    return now.get(key) == '"auto"' and key.endswith(_DERIVED)
 
 
 def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:

@@ -50,12 +50,16 @@ limit ends an episode that kills every service that runs it.
 
 def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
     """Returns everything that the core needs for its decisions; `sources` has the sizes of the sources."""
+    lags = [(policy.follows, policy.lag) for policy in recipe.policies.values()]
     return RunPlan(
         seed=recipe.seed,
         group_size=recipe.group_size,
         policies={
             name: PolicyPlan(
-                p.table, p.train.steps, _longest_lag(recipe, name), _longest_trajectory(recipe, p)
+                p.table,
+                p.train.steps,
+                max((lag for followed, lag in lags if followed == name), default=0),
+                _longest_trajectory(recipe, p),
             )
             for name, p in recipe.trained.items()
         },
@@ -152,10 +156,6 @@ def policy_info(name: str, policy: PolicyConfig) -> PolicyInfo:
     )
 
 
-def _longest_lag(recipe: Recipe, name: str) -> int:
-    return max((policy.lag for policy in recipe.policies.values() if policy.follows == name), default=0)
-
-
 def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
     """Returns the number of tokens of the longest possible trajectory.
 
@@ -173,11 +173,19 @@ def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
 
 def fingerprints(recipe: Recipe) -> Fingerprints:
     """Returns digests of everything that must agree between the services of a run. Raises: DataError."""
+    models: dict[str, str] = {}
+    tokenizers: dict[str, str] = {}
+    for name, policy in recipe.policies.items():
+        config = _model_config(policy.model_dir)
+        architecture = {key: value for key, value in config.items() if key not in _NOT_ARCHITECTURE}
+        models[name] = _digest(json.dumps(architecture, sort_keys=True).encode())
+        tokenizer = policy.model_dir / "tokenizer.json"
+        tokenizers[name] = _digest(tokenizer.read_bytes()) if tokenizer.is_file() else ""
     return Fingerprints(
         recipe=_digest(recipe.model_dump_json().encode()),
         code=code_fingerprint(recipe),
-        models={name: _architecture(policy.model_dir) for name, policy in recipe.policies.items()},
-        tokenizers={name: _tokenizer(policy.model_dir) for name, policy in recipe.policies.items()},
+        models=models,
+        tokenizers=tokenizers,
     )
 
 
@@ -237,17 +245,6 @@ def _model_config(folder: Path) -> dict[str, Any]:
     """Reads the model's config.json. Raises: DataError."""
     path = folder / "config.json"
     return json_value(read_file(path, "the model's"), str(path))
-
-
-def _architecture(folder: Path) -> str:
-    config = _model_config(folder)
-    kept = {key: value for key, value in config.items() if key not in _NOT_ARCHITECTURE}
-    return _digest(json.dumps(kept, sort_keys=True).encode())
-
-
-def _tokenizer(folder: Path) -> str:
-    path = folder / "tokenizer.json"
-    return _digest(path.read_bytes()) if path.is_file() else ""
 
 
 def _digest(data: bytes) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from astraflow import added
-from astraflow.config import Use, Variant, check_args, load_attr
+from astraflow.config import Use, Variant, load_component
 from astraflow.protocols import Tracker
 
 __all__ = ["TrackedRun", "TrackerVariant", "check_tracker", "tracker_key"]
@@ -35,9 +35,9 @@ class TrackedRun:
     @property
     def id(self) -> str:
         """An id for this run in this tracker. It is made at first use and stays the same after a resume."""
-        return self.kept("id", secrets.token_hex(4))
+        return self.keep("id", secrets.token_hex(4))
 
-    def kept(self, name: str, value: str) -> str:
+    def keep(self, name: str, value: str) -> str:
         """Returns the text that an earlier start kept under `name`. If there is none, keeps and returns
         `value`."""
         path = self.folder / name
@@ -76,6 +76,6 @@ def check_tracker(config: TrackerVariant | Use) -> None:
     """
     added.require("trackers_page")
     if isinstance(config, Use):
-        check_args(load_attr(config.use, where="trackers.use"), config.args, where="trackers.args")
+        load_component(config, where="trackers")
     else:
         config.check()

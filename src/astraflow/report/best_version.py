@@ -23,11 +23,12 @@ def best_version(folder: RunFolder, recipe: Recipe, evals: Sequence[EvalRecord])
         return None
     record = marked[-1]
     path = folder_of(folder, record)
+    figure = recipe.eval.best.figure
     return BestVersion(
         step=record.step,
         version=record.version,
         by=record.best_by,
-        value=_value_of(record, recipe.eval.best),
+        value=next((item.value for item in record.metrics if item.name == figure), record.score_mean or 0.0),
         folder=str(path.relative_to(folder.path)) if path.is_dir() else "",
     )
 
@@ -36,13 +37,6 @@ def is_best(record: EvalRecord, rule: BestConfig) -> bool:
     """Whether the current rule marked this record; an earlier start of the run may have used another rule."""
     plan = best_plan(rule)
     return plan is not None and record.best_by == plan.text
-
-
-def _value_of(record: EvalRecord, rule: BestConfig) -> float:
-    """The figure that the rule compares."""
-    if not rule.figure:
-        return record.score_mean or 0.0
-    return next(item.value for item in record.metrics if item.name == rule.figure)
 
 
 def folder_of(folder: RunFolder, record: EvalRecord) -> Path:

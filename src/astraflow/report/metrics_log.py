@@ -40,7 +40,11 @@ class MetricsLog:
             write_atomic(path, b"".join(whole))
         try:
             for line in whole:
-                self._load(cast("dict[str, Any]", msgspec.json.decode(line)))
+                columns = cast("dict[str, Any]", msgspec.json.decode(line))
+                row = MetricRow.from_flat(columns)
+                self._note(row)
+                if row.kind == "eval":
+                    self.earlier_evals.append(eval_from_columns(columns))
         except (ValueError, TypeError) as err:
             set_aside(path, f"{path}: a line is not a step or evaluation: {err}")
             self.earlier_evals = []
@@ -52,12 +56,6 @@ class MetricsLog:
         self._unwritten: deque[bytes] = deque()
         self.failure: OSError | None = None
         """Why lines wait in memory; None if no line waits."""
-
-    def _load(self, columns: dict[str, Any]) -> None:
-        row = MetricRow.from_flat(columns)
-        self._note(row)
-        if row.kind == "eval":
-            self.earlier_evals.append(eval_from_columns(columns))
 
     def last_step(self, policy: str) -> int:
         """Newest step of a policy in the file, counted from 0 like the records; -1 if there is none."""

@@ -27,14 +27,13 @@ def printable(text: str, *, keeps_lines: bool = False) -> str:
     """
     if text.isprintable():
         return text
-    kept = "\n\t" + _JOINER if keeps_lines else _JOINER
-    return "".join(char if char in kept else _escape(char) for char in text)
-
-
-def _escape(char: str) -> str:
-    if unicodedata.category(char) not in _HIDDEN:
-        return char
-    return char.encode("unicode_escape").decode("ascii")
+    harmless = "\n\t" + _JOINER if keeps_lines else _JOINER
+    return "".join(
+        char
+        if char in harmless or unicodedata.category(char) not in _HIDDEN
+        else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
 
 
 def speaker_of(message: "Message") -> str:

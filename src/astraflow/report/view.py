@@ -129,7 +129,7 @@ class PlainView(View):
         self._clock = clock
         self._run = RunOverview(name, where, clock())
         self._last_line_s = 0.0
-        self._last_said_s = clock()
+        self._last_text_s = clock()
         self._idle_s = _FIRST_IDLE_S
 
     def step(self, record: StepRecord) -> None:
@@ -165,13 +165,13 @@ class PlainView(View):
         for text in news:
             self.note(text)
         now_s = self._clock()
-        if now_s - self._last_said_s >= self._idle_s:
+        if now_s - self._last_text_s >= self._idle_s:
             self._idle_s = min(2 * self._idle_s, _LONGEST_IDLE_S)
             self.note(idle_line(self._run, now_s))
 
     def note(self, text: str) -> None:
         """Prints it."""
-        self._last_said_s = self._clock()
+        self._last_text_s = self._clock()
         with contextlib.suppress(OSError):  # nobody reads any more, but the run continues
             self._out.write(printable(text) + "\n")
             self._out.flush()

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from astraflow.config import Config, Use, with_installed
+from astraflow.config import Config, Use, Word, with_installed
 from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
 from astraflow.tasks.config import TasksConfig
-from astraflow.user_input.text_forms import Word
 from astraflow.workflows.config import WorkflowConfig
 
 __all__ = ["EngineConfig", "EvalRules", "RolloutConfig"]

@@ -224,7 +224,8 @@ class Dialogue:
         sampling: Sampling | None = None,
     ) -> tuple[Completion, Generation]:
         """Generates, records, and parses one completion. `sampling`: None: that of the policy."""
-        seed = self._next_seed()
+        seed = generation_seed(self._seed, self._num_generations)
+        self._num_generations += 1
         token_ids = prompt.token_ids
         room = hosted.max_context - len(token_ids)
         if room <= 0:
@@ -330,10 +331,6 @@ class Dialogue:
         """The sampling parameters of a policy in this episode."""
         own = hosted.info.sampling
         return msgspec.structs.replace(own, **self._sampling) if self._sampling else own
-
-    def _next_seed(self) -> int:
-        self._num_generations += 1
-        return generation_seed(self._seed, self._num_generations - 1)
 
 
 def _continued(request: GenerateRequest, begun: Generation) -> GenerateRequest:

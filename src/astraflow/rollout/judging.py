@@ -74,7 +74,8 @@ class JudgedScoring:
                 value, is_clear = await judge.value(task, answer, self._policies)
                 parts["judge_unclear"] = max(parts.get("judge_unclear", 0.0), float(not is_clear))
             parts[f"reward/{name}" if name else "reward/judge"] = value
-            total += self._weight(name) * value
+            reward = self._tasks.reward
+            total += reward.weight(name) * value if isinstance(reward, WeightedReward) else value
         return Score(float(pool_score) + total * self._scale(parts), parts)
 
     async def close(self) -> None:
@@ -82,10 +83,6 @@ class JudgedScoring:
         await self._pool.close()
         for judge in self._judges.values():
             await judge.close()
-
-    def _weight(self, name: str) -> float:
-        reward = self._tasks.reward
-        return reward.weight(name) if isinstance(reward, WeightedReward) else 1.0
 
     def _scale(self, parts: Mapping[str, float]) -> float:
         """The factor of the judges' rewards: the product of all factors, times the share without `format`."""

@@ -64,11 +64,11 @@ class EpisodeProgress:
 
     def recall(self, policy: str, request: GenerateRequest) -> Generation | None:
         """Returns an earlier attempt's completion for this request, at most once; None if there is none."""
-        found = self._earlier.pop(request_digest(policy, request), None)
-        if found is None:
+        earlier = self._earlier.pop(request_digest(policy, request), None)
+        if earlier is None:
             return None
-        self._num_resumed_tokens += _num_tokens(found)
-        return _decode_completion(found)
+        self._num_resumed_tokens += _num_tokens(earlier)
+        return _decode_completion(earlier)
 
     def add(self, policy: str, request: GenerateRequest, generation: Generation) -> None:
         """Adds a new completion."""

@@ -91,7 +91,9 @@ class ProgressReports:
         except (RefusedError, WireError) as err:
             if isinstance(err, RefusedError) and err.status in _NO_SUCH_ROUTE:
                 _log.info("this dataflow doesn't store the progress of episodes: %s", err)
-                self._turn_off()
+                self._is_on = False
+                for progress in self._open.values():
+                    progress.stop_reporting()
                 return
             _log.warning("the dataflow refused the progress of %d episodes: %s", len(parts), err)
             reply = ProgressReply(refused=tuple(part.lease_id for part in parts))
@@ -109,11 +111,6 @@ class ProgressReports:
             else:
                 is_lost = part.lease_id in missing
                 progress.note_reported(0 if is_lost else part.num_before + len(part.completions))
-
-    def _turn_off(self) -> None:
-        self._is_on = False
-        for progress in self._open.values():
-            progress.stop_reporting()
 
     def _collect_parts(self) -> Iterator[Progress]:
         """As many new completions as fit into one report, by episode."""

@@ -206,15 +206,15 @@ class EpisodeRecorder:
         The reward of a conversation goes to all its trajectories, and that of a policy to all of its own.
         `left_out`: conversations that are not trained on; a trajectory with no other one is dropped.
         """
-        found: list[Trajectory] = []
+        trajectories: list[Trajectory] = []
         for idx, sequence in enumerate(self._sequences):
             if sequence.conversations <= left_out:
                 continue
             whole = sum(by_conversation.get(conversation, 0.0) for conversation in sequence.conversations)
             whole += (by_policy or {}).get(sequence.speaker.policy, 0.0)
             streams = _join_streams(sequence, self._streams, f"trajectory {idx}") if self._streams else ()
-            found.append(_make_trajectory(sequence, by_turn, whole, streams, self._states))
-        return tuple(found)
+            trajectories.append(_make_trajectory(sequence, by_turn, whole, streams, self._states))
+        return tuple(trajectories)
 
     def _find_extended(
         self, speaker: Speaker, conversation: int, prompt: Sequence[int], media: tuple[MediaRef, ...]
@@ -233,7 +233,7 @@ class EpisodeRecorder:
             and sequence.media == media[: len(sequence.media)]
         ]
         own = self._last.get(conversation)
-        return max(fitting, key=lambda found: (len(found.token_ids), found is own), default=None)
+        return max(fitting, key=lambda each: (len(each.token_ids), each is own), default=None)
 
     def _is_fork(
         self, speaker: Speaker, conversation: int, prompt: Sequence[int], media: tuple[MediaRef, ...]
@@ -242,20 +242,17 @@ class EpisodeRecorder:
         if conversation in self._last:
             return True
         return any(
-            sequence.speaker == speaker
-            and _first_other_image(sequence.media, media) > sequence.turns[0][0]
-            and _num_shared(sequence.token_ids, prompt) > sequence.turns[0][0]
+            sequence.speaker == speaker and _num_shared(sequence, prompt, media) > sequence.turns[0][0]
             for sequence in self._sequences
         )
 
 
-def _first_other_image(a: Sequence[MediaRef], b: Sequence[MediaRef]) -> float:
-    """The position of the first image in which two sequences differ; infinity if there is none."""
-    return next((min(x.start, y.start) for x, y in zip(a, b, strict=False) if x != y), math.inf)
-
-
-def _num_shared(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+def _num_shared(sequence: _Sequence, prompt: Sequence[int], media: Sequence[MediaRef]) -> int:
+    """The number of tokens before the first token, or the first image, in which a prompt differs."""
+    own = sequence.token_ids
+    num = next((i for i, (x, y) in enumerate(zip(own, prompt, strict=False)) if x != y), len(prompt))
+    images = zip(sequence.media, media, strict=False)
+    return min([num, len(own), *(min(x.start, y.start) for x, y in images if x != y)])
 
 
 def version_spans(versions: Sequence[int], start: int) -> list[VersionSpan]:
@@ -296,7 +293,7 @@ def _join_streams(
     """
     own = {idx: by_completion.get(idx, {}) for _, _, idx in sequence.turns}
     named = {stream.name: stream for streams in own.values() for stream in streams.values()}
-    found: list[Stream] = []
+    joint: list[Stream] = []
     for stream_name, like in sorted(named.items()):
         entries = np.zeros((len(sequence.token_ids), like.width), like.dtype)
         for start, end, idx in sequence.turns:
@@ -310,8 +307,8 @@ def _join_streams(
                 )
             entries[start:end] = array(stream.data, stream.dtype).reshape(-1, like.width)
         data = column(entries.ravel(), like.dtype)
-        found.append(Stream(name=stream_name, dtype=like.dtype, data=data, width=like.width))
-    return tuple(found)
+        joint.append(Stream(name=stream_name, dtype=like.dtype, data=data, width=like.width))
+    return tuple(joint)
 
 
 def _describe(stream: Stream) -> str:

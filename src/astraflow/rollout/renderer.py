@@ -170,21 +170,26 @@ class ChatRenderer:
 
         Raises: HistoryRewrittenError if it does not.
         """
-        shown = _remove_whitespace(before)
+        text = _remove_whitespace(before)
         completion = _remove_whitespace(history[-1].content)
-        hidden = _first_hidden(history, shown)
-        if hidden is not None and (hidden == len(history) - 1 or not self._was_hidden(history, shown)):
+        hidden = _first_hidden(history, text)
+        if hidden is not None and (hidden == len(history) - 1 or not self._was_hidden(history, text)):
             raise HistoryRewrittenError(
                 f"the template changes message {hidden} ({history[hidden].role}) when more messages follow"
             )
-        if not shown.endswith(completion):
+        if not text.endswith(completion):
             raise HistoryRewrittenError("the template adds to the last completion when more messages follow")
 
-    def _was_hidden(self, history: Sequence[Message], shown: str) -> bool:
-        """Whether the last completion's prompt showed no more than `shown` does."""
+    def _was_hidden(self, history: Sequence[Message], text: str) -> bool:
+        """Whether the last completion's prompt showed no more than `text` does, which has no white space.
+
+        The prompt may end with the opening of a completion, such as `<think>`, which `text` lacks.
+        """
         prompt = _remove_whitespace(self._tokenizer.text(history[:-1], self._tools))
-        head = shown.removesuffix(_remove_whitespace(history[-1].content))
-        return _differs_by_opening(head, prompt, history[-2])
+        head = text.removesuffix(_remove_whitespace(history[-1].content))
+        rest = prompt[len(head) :]
+        last = _remove_whitespace(_text_parts(history[-2])[-1])  # it must be part of `head`
+        return prompt.startswith(head) and (not rest or last not in rest)
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
@@ -206,19 +211,19 @@ def _remove_whitespace(text: str) -> str:
     return "".join(text.split())
 
 
-def _first_hidden(history: Sequence[Message], shown: str) -> int | None:
-    """Index of the first message that `shown` lacks; None if it shows all of them in order.
+def _first_hidden(history: Sequence[Message], prompt: str) -> int | None:
+    """Index of the first message that `prompt` lacks; None if it shows all of them in order.
 
-    `shown` has no white space, and white space in messages is ignored.
+    `prompt` has no white space, and white space in messages is ignored.
     """
     pos = 0
     for idx, message in enumerate(history):
         for text in _text_parts(message):
             content = _remove_whitespace(text)
-            found = shown.find(content, pos)
-            if found < 0:
+            start = prompt.find(content, pos)
+            if start < 0:
                 return idx
-            pos = found + len(content)
+            pos = start + len(content)
     return None
 
 
@@ -230,15 +235,6 @@ def _text_parts(message: Message) -> list[str]:
 
 def _uris(messages: Sequence[Message]) -> list[str]:
     return [each.uri for message in messages for each in message.images]
-
-
-def _differs_by_opening(head: str, prompt: str, last: Message) -> bool:
-    """Whether a prompt is `head` plus only the opening of a completion, such as `<think>`.
-
-    Both have no white space. `last` is the prompt's last message, which must be part of `head`.
-    """
-    rest = prompt[len(head) :]
-    return prompt.startswith(head) and (not rest or _remove_whitespace(_text_parts(last)[-1]) not in rest)
 
 
 class ChatTokenizer:
@@ -265,8 +261,8 @@ class ChatTokenizer:
         """Renders the chat template, including the opening of the assistant's next message."""
         conversation = [_to_template_message(message) for message in messages]
         try:
-            shown = [_to_function(tool) for tool in tools] or None
-            arguments = {"tools": shown, "add_generation_prompt": True, **self._template_args}
+            functions = [_to_function(tool) for tool in tools] or None
+            arguments = {"tools": functions, "add_generation_prompt": True, **self._template_args}
             return render_chat(self._tokenizer, conversation, arguments)
         except DataError as err:
             roles = ", ".join(message.role for message in messages)

@@ -289,8 +289,8 @@ class EpisodeRunner:
             progress=progress,
         )
         proposals = Proposals(self._proposals if is_training else None)
-        score = self._with_token_ids(overrides.score or self._score, dialogue)
-        timed = self._make_task(task, proposals, seed, self._count_failures(score))
+        score = self._count_failures(overrides.score or self._score, dialogue)
+        timed = self._make_task(task, proposals, seed, score)
         rewards = await self._run_workflow(overrides.workflow or self._workflow, timed, dialogue)
         trajectories = _make_trajectories(rewards, dialogue)
         metrics = _metrics(dialogue, timed, trajectories)
@@ -337,16 +337,13 @@ class EpisodeRunner:
         _check_rewards(rewards, dialogue)
         return rewards
 
-    def _with_token_ids(self, score: ScoreFunction, dialogue: Dialogue) -> ScoreFunction:
-        """Wraps a score function so that the texts of completions come with their token ids."""
-        return lambda task, text: score(task, dialogue.with_token_ids(text))
-
-    def _count_failures(self, score: ScoreFunction) -> ScoreFunction:
-        """Wraps a score function so that late scores and scorer errors are counted."""
+    def _count_failures(self, score: ScoreFunction, dialogue: Dialogue) -> ScoreFunction:
+        """Wraps a score function so that the texts of completions come with their token ids, and late scores
+        and scorer errors are counted."""
 
         async def count(task: Task, text: str) -> float:
             try:
-                return await score(task, text)
+                return await score(task, dialogue.with_token_ids(text))
             except LateScoreError:
                 self.num_late_scores += 1
                 raise
@@ -371,8 +368,8 @@ class EpisodeRunner:
         if not environment:
             return _TimedTask(task, score_function, proposals.propose)
 
-        async def score(shown: Task, text: str) -> float:
-            return await score_function(with_environment(shown, environment), text)
+        async def score(task_of_workflow: Task, text: str) -> float:
+            return await score_function(with_environment(task_of_workflow, environment), text)
 
         async def propose(new: Task) -> bool:
             return await proposals.propose(with_environment(new, environment))
@@ -458,12 +455,7 @@ def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Traje
         return rewards.score
     if task.scores:
         return float(task.scores[-1])
-    return _mean_reward(trajectories)
-
-
-def _mean_reward(trajectories: tuple[Trajectory, ...]) -> float:
-    """The first policy's mean reward over its roles. A history that forks weighs as much as one that
-    doesn't."""
+    # The first policy's mean reward over its roles. A history that forks weighs as much as one that doesn't.
     own = [t for t in trajectories if t.policy == trajectories[0].policy]
     weights = episode_weights([t.role for t in own], [_num_sampled(t) for t in own])
     total = sum(weight * t.reward for weight, t in zip(weights, own, strict=True))
@@ -508,18 +500,14 @@ class GuardedTasks:
     """
 
     def __enter__(self) -> None:
-        _install_factory(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        factory = loop.get_task_factory()
+        if not isinstance(factory, _GuardedTaskFactory):  # the wrapper stays, but acts only in episodes
+            loop.set_task_factory(_GuardedTaskFactory(factory or asyncio.Task))  # pyright: ignore[reportArgumentType] - typed for any awaitable; loops give coroutines
         self._token = _is_guarded.set(True)
 
     def __exit__(self, *_: object) -> None:
         _is_guarded.reset(self._token)
-
-
-def _install_factory(loop: asyncio.AbstractEventLoop) -> None:
-    """Wraps the loop's task factory once. The wrapper stays, but acts only in episodes."""
-    factory = loop.get_task_factory()
-    if not isinstance(factory, _GuardedTaskFactory):
-        loop.set_task_factory(_GuardedTaskFactory(factory or asyncio.Task))  # pyright: ignore[reportArgumentType] - typed for any awaitable; loops give coroutines
 
 
 class _GuardedTaskFactory:

@@ -119,7 +119,8 @@ class ScoringPool:
 
     async def _score(self, task: Task, text: str) -> Score:
         if self._local is not None:
-            return await self._score_here(self._local, task, text)
+            started = self._local.start(task, text)
+            return self._local.total(task, text, await self._local.waited(task, started))
         if not self._running:
             raise RolloutError("the scoring processes have ended")
         call = _Call(task, text, asyncio.get_running_loop().create_future())
@@ -136,11 +137,6 @@ class ScoringPool:
             self._waiting.get_nowait().score.cancel()
         if self._local is not None:
             await self._local.close()
-
-    async def _score_here(self, reward: RecipeReward, task: Task, text: str) -> Score:
-        """Scores in this process, with an `async` reward that can't block the event loop."""
-        started = reward.start(task, text)
-        return reward.total(task, text, await reward.waited(task, started))
 
     async def _work(self, first: "asyncio.Future[BuiltReward]") -> None:
         """Keeps one process: it builds the reward, makes calls, and is replaced when it has to end."""
@@ -206,7 +202,10 @@ class ScoringPool:
                 call.is_alone = True
                 self._waiting.put_nowait(call)
             elif not call.score.done():  # its episode still waits
-                _settle(call.score, outcome)
+                try:
+                    call.score.set_result(_unwrap(outcome))
+                except RolloutError as err:
+                    call.score.set_exception(err)
         return is_reusable
 
     def _failure(self, call: _Call, err: Exception) -> Problem:
@@ -250,10 +249,3 @@ def _unwrap(outcome: Outcome) -> Score:
     if outcome.is_final:
         raise ScorerError(outcome.text)
     raise RolloutError(outcome.text, is_retryable=outcome.is_retryable)
-
-
-def _settle(future: "asyncio.Future[Score]", outcome: Outcome) -> None:
-    try:
-        future.set_result(_unwrap(outcome))
-    except RolloutError as err:
-        future.set_exception(err)

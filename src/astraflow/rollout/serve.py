@@ -79,13 +79,8 @@ async def run_rollout(
             labels=labels,
             peer_url=peer_url,
             fingerprints=fingerprints,
-            resumes=_is_resumable(rollout, workflow),
+            resumes=rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow)),
         ).run(stop)
-
-
-def _is_resumable(rollout: RolloutConfig, workflow: WorkflowConfig) -> bool:
-    """Whether an unfinished episode continues with what an earlier attempt sampled."""
-    return rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow))
 
 
 def _settled_engine_maker(

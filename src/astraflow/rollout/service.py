@@ -388,11 +388,12 @@ class RolloutService:
             return
         task = group.create_task(self._run_episode(lease), name=f"episode {lease.id}")
         self._running[lease.id] = task
-        task.add_done_callback(lambda _: self._note_episode_end(lease.id))
 
-    def _note_episode_end(self, lease_id: str) -> None:
-        del self._running[lease_id]
-        self._freed.set()
+        def note_end(_: object) -> None:
+            del self._running[lease.id]
+            self._freed.set()
+
+        task.add_done_callback(note_end)
 
     async def _run_episode(self, lease: Lease) -> None:
         result = await self._run_lease(lease)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from astraflow.errors import ConfigError, Error
+from astraflow.errors import ConfigError, DataError, Error
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.sources import OpenSources
 
@@ -52,12 +52,20 @@ class Examined:
     findings: list[Finding] = field(default_factory=list[Finding])
     errors: list[Error] = field(default_factory=list[Error])
 
-    def collect(self, name: str, look: Callable[..., _T], *args: Any, **named: Any) -> _T | None:
-        """Makes a part of a check. Returns its result, or collects its error and returns None."""
+    def collect(
+        self, name: str, look: Callable[..., _T], *args: Any, prefix: str = "", **named: Any
+    ) -> _T | None:
+        """Makes a part of a check. Returns its result, or collects its error and returns None.
+
+        `prefix`: the place in the recipe with which the error begins.
+        """
         try:
             result = look(*args, **named)
         except Error as err:
-            self.add(Finding("fail", name, str(err)), err)
+            error = (
+                type(err)(f"{prefix}: {err}") if prefix and isinstance(err, ConfigError | DataError) else err
+            )
+            self.add(Finding("fail", name, str(error)), error)
             return None
         if isinstance(result, Finding):
             self.add(result)

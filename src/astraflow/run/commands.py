@@ -45,7 +45,7 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
     if folder.is_finished and _has_nothing_to_do(folder, recipe, run_dir):
         return _show_finished(folder, recipe, run_dir, console)
     terminal = console if console.is_terminal and not is_plain else None
-    shown = ShownRun(
+    viewed = ShownRun(
         recipe=recipe,
         where=str(run_dir),
         folder=folder,
@@ -53,7 +53,7 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
         terminal=terminal,
         has_link=recipe.view,
     )
-    pages = make_pages(shown)
+    pages = make_pages(viewed)
     plain = PlainView(recipe.name, str(run_dir), sys.stdout)
     view = next((page.view for page in pages if page.view is not None), plain)
     runs: list[Run] = []
@@ -113,15 +113,15 @@ def _show_finished(folder: RunFolder, recipe: Recipe, run_dir: Path, console: Co
 async def _until_end(
     recipe: Recipe,
     run_dir: Path,
-    shown: tuple[list[RunPage], View],
+    display: tuple[list[RunPage], View],
     module_path: tuple[str, ...],
     runs: list[Run],
 ) -> bool:
     """Runs the recipe. Returns true if it finished, and false if it was interrupted.
 
-    `shown` has the pages of the run and its view. The run is added to `runs` once it has started.
+    `display` has the pages of the run and its view. The run is added to `runs` once it has started.
     """
-    pages, view = shown
+    pages, view = display
     interrupted = asyncio.Event()
     reasons: list[str] = []
     loop = asyncio.get_running_loop()
@@ -202,8 +202,8 @@ def show_audit(run_dir: Path) -> int:
     console.print(report.table())
     problems = list(report.problems)
     for audit_more in added.audits():
-        lines, found = audit_more(run_dir)
-        problems += found
+        lines, more = audit_more(run_dir)
+        problems += more
         for line in lines:
             console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
     for problem in problems:

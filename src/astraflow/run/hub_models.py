@@ -10,12 +10,11 @@ from pathlib import Path
 
 from astraflow.errors import DataError
 from astraflow.losses.config import ValueModelConfig
-from astraflow.models.hub import cache_folder, fetch_model, is_cached, model_path
+from astraflow.models.hub import cache_folder, fetch_model, is_cached, is_hub_name, model_path, split_revision
 from astraflow.recipe.model_checks import models_of
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_folder import write_atomic
 from astraflow.run.preflight import check_recipe
-from astraflow.user_input.hub_names import is_hub_name, split_revision
 
 __all__ = ["cache_notes", "pin_models", "with_fetched_models"]
 

@@ -4,8 +4,9 @@ This module reads and checks. It doesn't write, download or start anything. `CHE
 checks with their phases; packages add theirs by entry points of the group `astraflow.checks`.
 """
 
+import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from astraflow import added
@@ -18,26 +19,24 @@ from astraflow.algorithms.credit import (
     ReinforcePlusPlusCredit,
     RlooCredit,
 )
-from astraflow.config import Config, Use, check_args, load_attr, salvage
-from astraflow.errors import ConfigError, DataError
+from astraflow.config import Config, Use, load_component, salvage
+from astraflow.errors import ConfigError
 from astraflow.losses.config import DistillLossConfig, SftLossConfig
+from astraflow.processes.program import choose_addresses
 from astraflow.protocols import TaskSource
+from astraflow.recipe.access import tls_files
 from astraflow.recipe.derived import derive_numbers
-from astraflow.recipe.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
+from astraflow.recipe.document import full_mapping
+from astraflow.recipe.eval_config import TrainingReward, TrainingWorkflow
 from astraflow.recipe.model_checks import check_family, check_model, is_to_be_fetched
 from astraflow.recipe.recipe import PolicyConfig, Recipe
+from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
+from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import named_uses, scoring_tasks, uses
-from astraflow.recipe.short_forms import full_mapping
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
 from astraflow.recipe.trackers import check_tracker
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
 from astraflow.run.checks import Check, Examined, Finding, Phase, make_checks
-from astraflow.run.start_checks import (
-    check_addresses,
-    check_certificates,
-    check_engine,
-    check_run_folder,
-)
 from astraflow.tasks.config import RewardConfig, TaskSourceConfig, judges_of
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
@@ -45,10 +44,8 @@ from astraflow.tasks.selection import tasks_to_check
 from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
-from astraflow.types import Task
 from astraflow.user_input.installed import find_entries, load_entry
-from astraflow.user_input.mistakes import hint, nearest_hint
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.mistakes import as_written, hint, nearest_hint
 from astraflow.user_input.yaml_files import override_pairs
 from astraflow.workflows.config import EnvironmentWorkflowConfig, WorkflowConfig
 from astraflow.workflows.factory import make_workflow
@@ -169,27 +166,12 @@ def _check_components(examined: Examined) -> None:
     for where, use in named_uses(examined.recipe):
         module = use.use.partition(":")[0]
         if module not in modules:
-            broken[use.use] = not examined.collect("components", _check_component, where, use)
+            loaded = examined.collect("components", load_component, use, where=as_written(where))
+            broken[use.use] = loaded is None
         if broken.get(use.use, True) and module not in sys.modules:
             modules.add(module)
             broken[use.use] = True
     examined.broken = frozenset(name for name, is_broken in broken.items() if is_broken)
-
-
-def _check_component(key: str, use: Use) -> bool:
-    """Checks a component, and returns True.
-
-    Raises: ConfigError if it cannot be loaded, or cannot be called with its arguments.
-    """
-    where = as_written(key)
-    target = load_attr(use.use, where=f"{where}.use")
-    if not callable(target):
-        raise ConfigError(
-            f"{where}.use = {use.use!r} has the type {type(target).__name__}, which cannot be called; name a "
-            "function or a class"
-        )
-    check_args(target, use.args, where=f"{where}.args")
-    return True
 
 
 def _is_valid(config: Config, broken: Collection[str]) -> bool:
@@ -214,8 +196,9 @@ def _check_workflows(examined: Examined) -> None:
     if _is_valid(recipe.workflow, examined.broken):
         examined.collect("workflow", make_workflow, recipe.workflow)
     for name, config in recipe.eval.sets.items():
-        if _is_valid(config.workflow, examined.broken):
-            examined.collect("workflow", _check_workflow, f"eval.sets.{name}.workflow", config)
+        workflow = config.workflow
+        if not isinstance(workflow, TrainingWorkflow) and _is_valid(workflow, examined.broken):
+            examined.collect("workflow", make_workflow, workflow, prefix=f"eval.sets.{name}.workflow")
 
 
 def _check_learns(name: str, policy: PolicyConfig) -> None:
@@ -313,16 +296,6 @@ def _counts_tokens(config: TaskSourceConfig) -> bool:
     return isinstance(config, PromptsConfig) and config.max_prompt_tokens > 0
 
 
-def _check_workflow(where: str, config: EvalSetConfig) -> None:
-    """Checks that the workflow of an evaluation set can be made. Raises: ConfigError if it can't."""
-    if isinstance(config.workflow, TrainingWorkflow):
-        return
-    try:
-        make_workflow(config.workflow)
-    except ConfigError as err:
-        raise ConfigError(f"{where}: {err}") from err
-
-
 def _check_judges(examined: Examined) -> None:
     """Checks that each judge is a policy whose weights don't change. Raises: ConfigError if one isn't."""
     recipe = examined.recipe
@@ -377,41 +350,37 @@ def _check_engine_services(examined: Examined) -> None:
         )
 
 
+def _opened_sources(
+    examined: Examined,
+) -> Iterator[tuple[str, RewardConfig, TaskSource, TaskSourceConfig, WorkflowConfig]]:
+    """Yields place, reward, source, config and workflow of every opened source; evaluation sets come last."""
+    recipe = examined.recipe
+    reward = recipe.tasks.reward
+    for name, source in examined.sources.train.items():
+        yield f"tasks.sources.{name}", reward, source, recipe.tasks.sources[name], recipe.workflow
+    for name, source in examined.sources.eval.items():
+        config = recipe.eval.sets[name]
+        own = reward if isinstance(config.reward, TrainingReward) else config.reward
+        yield f"eval.sets.{name}", own, source, config.source, workflow_of(config, recipe)
+
+
 def _check_answers(examined: Examined) -> None:
     """Checks that the reward can score every task, unless the workflow may reward its episodes itself."""
-    recipe = examined.recipe
-    sources = examined.sources
-    of_training = recipe.tasks.reward
-    checks = [
-        (f"tasks.sources.{name}", of_training, source, recipe.tasks.sources[name], recipe.workflow)
-        for name, source in sources.train.items()
-    ]
-    for name, source in sources.eval.items():
-        config = recipe.eval.sets[name]
-        reward = of_training if isinstance(config.reward, TrainingReward) else config.reward
-        checks.append((f"eval.sets.{name}", reward, source, config.source, workflow_of(config, recipe)))
     reported: list[RewardConfig] = []
-    for where, reward, source, config, workflow in checks:
+    for where, reward, source, config, workflow in _opened_sources(examined):
         if isinstance(workflow, Use) or workflow.rewards_itself or reward in reported:
             continue
         if not _is_valid(reward, examined.broken):
             continue
-        if not examined.collect("rewards", _check_gradable, where, reward, source, config):
+        num_errors = len(examined.errors)
+        examined.collect("rewards", check_gradable, reward, source, config, prefix=where)
+        if len(examined.errors) > num_errors:
             reported.append(reward)  # a reward that does not fit is reported for only one source
-
-
-def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> bool:
-    try:
-        check_gradable(reward, source, config)
-    except (ConfigError, DataError) as err:
-        raise type(err)(f"{where}: {err}") from err
-    return True
 
 
 def _check_fits_workflow(examined: Examined) -> None:
     """Checks that the workflow can use the reward and the tasks."""
     recipe = examined.recipe
-    sources = examined.sources
     if not isinstance(recipe.workflow, Use):
         scoring = (recipe.tasks.reward, recipe.tasks.extract)
         examined.collect("workflow", recipe.workflow.check_scoring, *scoring)
@@ -420,21 +389,10 @@ def _check_fits_workflow(examined: Examined) -> None:
         for workflow in (recipe.workflow, *(workflow_of(each, recipe) for each in recipe.eval.sets.values())):
             if not isinstance(workflow, Use):
                 examined.collect("workflow", workflow.check_templates, models)
-    for name, source in sources.train.items():
-        tasks = tasks_to_check(source, recipe.tasks.sources[name])
-        examined.collect("tasks", _check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)
-    for name, source in sources.eval.items():
-        config = recipe.eval.sets[name]
-        tasks = tasks_to_check(source, config.source)
-        examined.collect("tasks", _check_tasks, f"eval.sets.{name}", tasks, workflow_of(config, recipe))
-
-
-def _check_tasks(where: str, tasks: Iterable[Task], workflow: WorkflowConfig) -> None:
-    try:
+    for where, _, source, config, workflow in _opened_sources(examined):
         if not isinstance(workflow, Use):
-            workflow.check_tasks(tasks)
-    except DataError as err:
-        raise DataError(f"{where}: {err}") from err
+            tasks = tasks_to_check(source, config)
+            examined.collect("tasks", workflow.check_tasks, tasks, prefix=where)
 
 
 def _check_batch(name: str, policy: PolicyConfig, sources: OpenSources) -> None:
@@ -470,6 +428,57 @@ def _check_eval_size(name: str, recipe: Recipe, sources: OpenSources) -> None:
         )
 
 
+# --- what a start needs ---------------------------------------------------------------------------
+
+
+def _check_engine(examined: Examined) -> None:
+    """Checks the requirements of the engine. Raises: ConfigError if this machine lacks what it needs."""
+    engine = examined.recipe.rollout.engine
+    if isinstance(engine, EngineVariant) and examined.recipe.has_services_here:
+        engine.check_machine()
+
+
+def _check_addresses(examined: Examined) -> None:
+    """Checks the ports in the recipe.
+
+    Raises: ConfigError if a port is taken, unless a run that is active in the folder uses it.
+    """
+    if not RunFolder(examined.run_dir).is_locked:
+        choose_addresses(examined.recipe, {})
+
+
+def _check_certificates(examined: Examined) -> None:
+    """Checks that the certificate files are there."""
+    named = dict(zip(("cert", "key"), tls_files(examined.recipe) or (), strict=False))
+    named |= {"ca": examined.recipe.dataflow.tls.ca}
+    for key, path in named.items():
+        if path and not Path(path).is_file():
+            text = f"dataflow.tls.{key} = {path!r}: this file does not exist"
+            examined.add(Finding("fail", "certificates", text))
+
+
+def _check_run_folder(examined: Examined) -> None:
+    """Checks the run folder.
+
+    Raises: ConfigError if the folder cannot be written, or belongs to a run of another recipe.
+    """
+    run_dir = examined.run_dir
+    above = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise ConfigError(
+            f"the run folder {run_dir} cannot be created: {above} is a file; choose another --run-dir"
+        )
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"the run folder {run_dir} cannot be written: you have no write permission for {above}; choose "
+            "another --run-dir"
+        )
+    folder = RunFolder(run_dir)
+    if folder.recipe.is_file():
+        refuse_changes(changes_between(folder.load_recipe(), examined.recipe), run_dir)
+        refuse_fewer_steps(examined.recipe, steps_done(folder.journal), run_dir)
+
+
 # --- the list -------------------------------------------------------------------------------------
 
 
@@ -498,23 +507,25 @@ CHECKS: Sequence[Check] = (
     Check("rewards", _WHOLE, _check_answers),
     Check("tasks", _WHOLE, _check_fits_workflow),
     # `auto` stays open for a run that is resumed, whose own numbers count.
-    Check("run folder", ("folder",), check_run_folder),
+    Check("run folder", ("folder",), _check_run_folder),
     Check("numbers in place of auto", _WHOLE, _find_numbers),
 )
 """The checks in the order in which they are made. Those of packages and of the machine follow."""
 
 _LAST: Sequence[Check] = (
-    Check("engine on this machine", _PARTS, check_engine),
-    Check("ports", ("folder",), check_addresses),
-    Check("certificates", ("folder",), check_certificates),
+    Check("engine on this machine", _PARTS, _check_engine),
+    Check("ports", ("folder",), _check_addresses),
+    Check("certificates", ("folder",), _check_certificates),
 )
 
 
 def all_checks() -> Sequence[Check]:
     """All checks, with those of installed packages: each is a `Check`, or a function that gets the recipe."""
-    found = [(entry.name, load_entry(entry)) for entry in find_entries("astraflow.checks")]
+    added_checks = [(entry.name, load_entry(entry)) for entry in find_entries("astraflow.checks")]
     others = [
-        check if isinstance(check, Check) else _of_recipe(name, check) for name, check in found if check
+        check if isinstance(check, Check) else _of_recipe(name, check)
+        for name, check in added_checks
+        if check
     ]
     return (*CHECKS, *others, *_LAST)
 

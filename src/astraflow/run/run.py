@@ -60,8 +60,7 @@ from astraflow.service.client import ServiceClient
 from astraflow.trainer.loop import STEP_S, STOP_S
 from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
 from astraflow.types.alarm import Alarm
-from astraflow.user_input.mistakes import hint
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.mistakes import as_written, hint
 
 __all__ = ["Run", "launch"]
 
@@ -520,12 +519,13 @@ async def launch(
     recipe = check_recipe(recipe, folder.path).recipe
     with folder.lock(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
         recipe = with_reachable_hosts(recipe, starter)
-        addresses = choose_addresses(recipe, _earlier_ports(folder))
+        earlier = folder.load_record().services if folder.record.is_file() else ()
+        addresses = choose_addresses(recipe, {each.name: each.port for each in earlier if each.port})
         _prepare(folder, recipe, tell)
         folder.reserve()
         if pages is None:
-            shown = ShownRun(recipe=recipe, where=str(run_dir), folder=folder, module_path=module_path)
-            pages = make_pages(shown)
+            viewed = ShownRun(recipe=recipe, where=str(run_dir), folder=folder, module_path=module_path)
+            pages = make_pages(viewed)
         run = Run(recipe, folder, addresses, view or View(), pages=pages, module_path=module_path)
         try:
             async with asyncio.TaskGroup() as group:
@@ -585,9 +585,3 @@ def _prepare(folder: RunFolder, recipe: Recipe, tell: Callable[[str], None]) -> 
             tell(text)
     folder.save_recipe(recipe)
     folder.ask_to_resume()
-
-
-def _earlier_ports(folder: RunFolder) -> dict[str, int]:
-    if not folder.record.is_file():
-        return {}
-    return {service.name: service.port for service in folder.load_record().services if service.port}

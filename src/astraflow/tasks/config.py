@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, Union, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from astraflow.config import Config, Use, with_installed
+from astraflow.config import Config, Name, Use, with_installed
 from astraflow.tasks.variants import JudgeVariant, RewardVariant, RowsConfig, SourceVariant
 from astraflow.user_input.mistakes import hint
-from astraflow.user_input.text_forms import Name
 
 __all__ = [
     "EnvironmentConfig",

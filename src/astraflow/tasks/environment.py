@@ -5,12 +5,11 @@ that has passed through the dataflow still says which environment scores and pla
 not know what an environment is.
 """
 
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Mapping
 
 import msgspec
 
-from astraflow.config import check_args, load_attr
+from astraflow.config import load_component
 from astraflow.errors import ConfigError
 from astraflow.protocols import Environment, InteractiveEnvironment
 from astraflow.tasks.config import EnvironmentConfig, EnvironmentSourceConfig, TasksConfig, TaskSourceConfig
@@ -49,10 +48,9 @@ def make_environment(name: str, config: EnvironmentConfig) -> Environment:
     Raises: ConfigError if the environment cannot be made or lacks a method.
     """
     where = f"tasks.environments.{name}"
-    maker = cast("Callable[..., object]", load_attr(config.use, where=f"{where}.use"))
-    check_args(maker, config.args, where=f"{where}.args")
+    maker = load_component(config, where=where)
     try:
-        made = maker(**config.args)
+        made: object = maker(**config.args)
     except SystemExit as err:
         raise ConfigError(
             f"{where}: {config.use} called exit({err}) instead of making an environment"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Use, load_component
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import CompletionText, Scorer, ScoringCall
 from astraflow.tasks.config import TrlReward, VerlReward
@@ -232,7 +232,7 @@ def _instance_method(target: Callable[..., object]) -> Callable[..., object]:
 
 def make_own_reward(config: Use, *, where: str) -> OwnReward:
     """Loads the function. `where`: its place in the recipe. Raises: ConfigError."""
-    target = _load(config, where)
+    target = load_component(config, where=where)
     if not isinstance(target, type):
         return OwnReward(target, config.args, _form_of(config))
     return OwnReward(cast("Callable[..., object]", target(**config.args)), {}, _form_of(config))
@@ -244,7 +244,7 @@ def check_own_reward(config: Use, columns: Collection[str] | None, *, where: str
     `columns`: the source's columns; None if they are not known.
     Raises: ConfigError that names the parameter and the nearest column, or the form that the function has.
     """
-    target = _load(config, where)
+    target = load_component(config, where=where)
     form = _form_of(config)
     parameters = _read_parameters(target)
     _check_form(config, parameters, where)
@@ -287,13 +287,3 @@ def _check_form(config: Use, parameters: _Parameters, where: str) -> None:
             f"{where}.use = {config.use!r} takes {parameters.num_positional:g} positional argument(s), but "
             "is called with a task and a text; write it as `def reward(task, text)`"
         )
-
-
-def _load(config: Use, where: str) -> Callable[..., object]:
-    target: object = load_attr(config.use, where=f"{where}.use")
-    if not callable(target):
-        raise ConfigError(
-            f"{where}.use = {config.use!r} is a {type(target).__name__}, which cannot be called"
-        )
-    check_args(target, config.args, where=f"{where}.args")
-    return target

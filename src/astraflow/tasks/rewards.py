@@ -381,8 +381,8 @@ def _make_scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) ->
 
 
 def _exact(text: str, answers: Sequence[str]) -> float:
-    said, *right = (unicodedata.normalize("NFC", each).strip() for each in (text, *answers))
-    return float(said in right)
+    answer, *right = (unicodedata.normalize("NFC", each).strip() for each in (text, *answers))
+    return float(answer in right)
 
 
 class _FormatScorer(Scorer):

@@ -130,11 +130,11 @@ def _step(value: object, part: str, where: str, key: str, setting: str) -> Any:
 
 def _hint(key: str, row: Mapping[str, Any], setting: str) -> str:
     names = sorted(str(name) for name in row)
-    found = nearest_hint(key, names)
+    suggestion = nearest_hint(key, names)
     usual = next((name for name in _USUAL.get(setting, ()) if _has(row, name)), "")
-    if usual and not found:
-        found = f'; did you mean "{usual}"?'
-    return f"{found} (keys: {', '.join(names)})"
+    if usual and not suggestion:
+        suggestion = f'; did you mean "{usual}"?'
+    return f"{suggestion} (keys: {', '.join(names)})"
 
 
 def _has(row: Mapping[str, Any], path: str) -> bool:
@@ -172,10 +172,10 @@ def _text(value: object, key: str, where: str) -> str:
 
 def _check_text(text: str, what: str) -> str:
     """Returns the text. Raises: DataError if it contains characters that are not text."""
-    if found := _NO_TEXT.search(text):
-        kind = "a NUL" if found[0] == "\0" else "half of a surrogate pair, which is not valid Unicode"
+    if match := _NO_TEXT.search(text):
+        kind = "a NUL" if match[0] == "\0" else "half of a surrogate pair, which is not valid Unicode"
         raise DataError(
-            f"{what} has {found[0]!r} at character {found.start() + 1}, {kind}; correct the text, or remove "
+            f"{what} has {match[0]!r} at character {match.start() + 1}, {kind}; correct the text, or remove "
             "the character"
         )
     return text
@@ -206,9 +206,9 @@ def _answer(row: Mapping[str, Any], config: RowsConfig, where: str) -> tuple[str
         return "", None
     value = _value(row, config.answer_key, where, "answer_key")
     if isinstance(value, list | tuple | dict | bool):
-        kept = cast("Any", value)
+        plain = cast("Any", value)
         try:
-            return json.dumps(kept, ensure_ascii=False, allow_nan=False), kept
+            return json.dumps(plain, ensure_ascii=False, allow_nan=False), plain
         except (TypeError, ValueError) as err:
             raise DataError(
                 f"{where}: {config.answer_key!r} cannot be written as JSON: {err}; correct the answer, or "
@@ -269,11 +269,11 @@ def _content(content: Any, where: str) -> str:
     """The text of a message, which may be given in parts: `[{"type": "text", "text": ...}]`."""
     if isinstance(content, str):
         return _check_text(content, f"{where}: its content")
-    shown = shorten(repr(content))
+    excerpt = shorten(repr(content))
     parts = cast("Sequence[Any]", content) if isinstance(content, list | tuple) else ()
     texts = [_part(part) for part in parts]
     if not texts or None in texts:
-        raise DataError(f"{where} has the content {shown}; expected a text, or parts of type `text`")
+        raise DataError(f"{where} has the content {excerpt}; expected a text, or parts of type `text`")
     return _check_text("".join(cast("list[str]", texts)), f"{where}: its content")
 
 

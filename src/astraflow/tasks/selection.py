@@ -47,29 +47,29 @@ def select_fitting(
     most = config.max_prompt_tokens
     if not most:
         return list(itertools.islice(entries, config.limit or None))
-    kept = list[_EntryT]()
+    fitting = list[_EntryT]()
     num_seen = 0
     for entry, num_tokens in _measure(entries, task_of, prompt_counter(tokenizer_dir)):
         num_seen += 1
         if num_tokens <= most:
-            kept.append(entry)
-        if config.limit and len(kept) == config.limit:
+            fitting.append(entry)
+        if config.limit and len(fitting) == config.limit:
             break
-    if not kept:
+    if not fitting:
         raise DataError(
             f"{where}: the prompts of all {num_seen} rows have more than max_prompt_tokens = {most} tokens; "
             "raise it"
         )
-    if num_seen > len(kept):
+    if num_seen > len(fitting):
         _log.warning(
             "%s: %d of %d rows are left out, because their prompts have more than max_prompt_tokens = %d "
             "tokens",
             where,
-            num_seen - len(kept),
+            num_seen - len(fitting),
             num_seen,
             most,
         )
-    return kept
+    return fitting
 
 
 def tasks_to_check(source: TaskSource, config: TaskSourceConfig) -> Iterator[Task]:

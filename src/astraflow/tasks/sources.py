@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from astraflow.config import Config, Use, check_args, load_attr
+from astraflow.config import Config, Use, load_component
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.protocols import TaskSource
 from astraflow.tasks.config import (
@@ -64,7 +64,8 @@ def make_source(
             context = SourceContext(name, workflow, tokenizer_dir)
             return _make_checked(lambda: config.make(context), f"the source {config.name!r}")
         case Use():
-            return _user_source(config)
+            maker = load_component(config, where="source")
+            return _make_checked(lambda: maker(**config.args), f"source.use = {config.use!r}")
 
 
 class ListSource:
@@ -113,7 +114,7 @@ class _EnvironmentSource:
         self._environment = choose_environment(config, environments)
         made = make_environment(self._environment, environments[self._environment])
         try:
-            found = made.tasks(config.split)
+            tasks = made.tasks(config.split)
         except SystemExit as err:
             raise DataError(
                 f"tasks.environments.{self._environment}: tasks({config.split!r}) called exit({err})"
@@ -125,10 +126,10 @@ class _EnvironmentSource:
                 f"tasks.environments.{self._environment}: tasks({config.split!r}) raised "
                 f"{describe_error(err)}"
             ) from err
-        if isinstance(found, Sequence):  # an environment may return a plain list of tasks
-            found = ListSource(found)
+        if isinstance(tasks, Sequence):  # an environment may return a plain list of tasks
+            tasks = ListSource(tasks)
         where = f"tasks.environments.{self._environment}: tasks({config.split!r})"
-        self._tasks = _check_source(found, where)
+        self._tasks = _check_source(tasks, where)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -181,22 +182,16 @@ def missing_file_error(path: Path) -> DataError:
 
 
 def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
-    shown = shorten(line if line.isprintable() else repr(line))
+    excerpt = shorten(line if line.isprintable() else repr(line))
     try:
         row = json.loads(line)
     except RecursionError as err:
-        raise DataError(f"{where} is nested too deeply: {shown}") from err
+        raise DataError(f"{where} is nested too deeply: {excerpt}") from err
     except ValueError as err:
-        raise DataError(f"{where} is not valid JSON: {err}; it reads {shown}{_OTHER_FILES}") from err
+        raise DataError(f"{where} is not valid JSON: {err}; it reads {excerpt}{_OTHER_FILES}") from err
     if not isinstance(row, dict):
-        raise DataError(f"{where} holds {shown}; expected a JSON object{_OTHER_FILES}")
+        raise DataError(f"{where} holds {excerpt}; expected a JSON object{_OTHER_FILES}")
     return cast("dict[str, Any]", row)
-
-
-def _user_source(config: Use) -> TaskSource:
-    maker = cast("Callable[..., object]", load_attr(config.use, where="source.use"))
-    check_args(maker, config.args, where="source.args")
-    return _make_checked(lambda: maker(**config.args), f"source.use = {config.use!r}")
 
 
 def _make_checked(make: Callable[[], object], what: str) -> TaskSource:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Use, load_component
 from astraflow.protocols import Engine, Learner, TrainerBackend
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
@@ -39,38 +39,26 @@ def make_learner(
     """
     backend = config.backend
     if isinstance(backend, TorchBackendConfig):
-        made = _torch_backend(config, model_dir, seed, ranks, exact=exact)
+        from astraflow.trainer.ranks import ALONE
+        from astraflow.trainer.torch.torch_backend import TorchBackend
+
+        made = TorchBackend(
+            config, model_dir=model_dir, seed=seed, ranks=ALONE if ranks is None else ranks, exact=exact
+        )
     elif isinstance(backend, Use):
-        made = _own(config, backend, model_dir=model_dir, seed=seed)
+        target = load_component(backend, where="train.backend")
+        made = cast(
+            "TrainerBackend | Learner", target(config, model_dir=model_dir, seed=seed, **backend.args)
+        )
     else:
         made = backend.make(
             config, model_dir=model_dir, seed=seed, states=states, make_engine=make_engine, ranks=ranks
         )
-    learner = _by_verbs(config, made, seed) if isinstance(made, TrainerBackend) else made
+    if isinstance(made, TrainerBackend):  # it has verbs, of which a loss makes steps
+        from astraflow.trainer.learner import LossLearner  # it imports torch, which a launcher can do without
+        from astraflow.trainer.ranks import ALONE, SlicesBatches
+
+        data_ranks = made.data_ranks if isinstance(made, SlicesBatches) else ALONE
+        made = LossLearner(config, made, seed=seed, ranks=data_ranks)
     offline = config.auxiliary.offline
-    return learner if offline is None else MixedLearner(learner, offline, seed=seed)
-
-
-def _by_verbs(config: TrainConfig, backend: TrainerBackend, seed: int) -> Learner:
-    from astraflow.trainer.learner import LossLearner  # it imports torch, which a launcher can do without
-    from astraflow.trainer.ranks import ALONE, SlicesBatches
-
-    ranks = backend.data_ranks if isinstance(backend, SlicesBatches) else ALONE
-    return LossLearner(config, backend, seed=seed, ranks=ranks)
-
-
-def _torch_backend(
-    config: TrainConfig, model_dir: str | Path, seed: int, ranks: "Ranks | None", *, exact: bool
-) -> TrainerBackend:
-    from astraflow.trainer.ranks import ALONE
-    from astraflow.trainer.torch.torch_backend import TorchBackend
-
-    ranks = ALONE if ranks is None else ranks
-    return TorchBackend(config, model_dir=model_dir, seed=seed, ranks=ranks, exact=exact)
-
-
-def _own(config: TrainConfig, backend: Use, *, model_dir: str | Path, seed: int) -> TrainerBackend | Learner:
-    where = "train.backend"
-    target = load_attr(backend.use, where=f"{where}.use")
-    check_args(target, backend.args, where=f"{where}.args")
-    return cast("Learner", target(config, model_dir=model_dir, seed=seed, **backend.args))
+    return made if offline is None else MixedLearner(made, offline, seed=seed)

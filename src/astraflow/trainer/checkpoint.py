@@ -147,7 +147,8 @@ class CheckpointStore:
             final.rename(replaced)
         staged.path.rename(final)
         self._sync(self.folder)
-        self._prune()
+        for path in (*self._finished_folders()[: -self._keep], *self.folder.glob(f"{_REPLACED}*")):
+            shutil.rmtree(path)
         return Checkpoint(final, staged.step)
 
     def latest(self) -> Checkpoint | None:
@@ -193,7 +194,12 @@ class CheckpointStore:
         """Why a folder is not an intact checkpoint; empty if it is."""
         try:
             record = wire.decode((path / RECORD_FILE).read_bytes(), CheckpointRecord, wire.JSON)
-            wrong = [f.name for f in record.files if _file_differs(path / f.name, f)]
+            wrong = [
+                file.name
+                for file in record.files
+                for own in (path / file.name,)
+                if own.stat().st_size != file.num_bytes or _hash(own) != file.hash
+            ]
         except (OSError, WireError) as err:
             return str(err)
         if record.policy != self._policy:
@@ -203,19 +209,9 @@ class CheckpointStore:
             )
         return f"{', '.join(wrong)} differ from {RECORD_FILE}" if wrong else ""
 
-    def _prune(self) -> None:
-        for path in self._finished_folders()[: -self._keep]:
-            shutil.rmtree(path)
-        for path in self.folder.glob(f"{_REPLACED}*"):
-            shutil.rmtree(path)
-
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix(_PREFIX))
-
-
-def _file_differs(path: Path, record: FileRecord) -> bool:
-    return path.stat().st_size != record.num_bytes or _hash(path) != record.hash
 
 
 def _hash(path: Path) -> str:

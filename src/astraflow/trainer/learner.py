@@ -136,7 +136,8 @@ class LossLearner:
             run.estimate(values, self._critic, self._config.auxiliary.kl)
         if self._loss.needs_proximal:
             with run.time_phase("proximal_s"):
-                self._fill_proximal(run, minibatches[1:])
+                for minibatch in minibatches[1:]:
+                    run.note_start(*self._current(run, minibatch))
         for idx, minibatch in enumerate(minibatches):
             with run.time_phase("forward_backward_s"):
                 self._forward_backward(run, minibatch, is_first=idx == 0)
@@ -185,10 +186,10 @@ class LossLearner:
         ]
         counts = _sums(self._ranks.gather_values(own_counts))
         minibatches = [Minibatch(*one) for one in zip(cut, parts, counts, strict=True)]
-        found = [minibatch for minibatch in minibatches if minibatch.num_parts]
-        if not found:
+        filled = [minibatch for minibatch in minibatches if minibatch.num_parts]
+        if not filled:
             raise WireError("none of the batch's samples has a trained token")
-        return found
+        return filled
 
     def _own_minibatches(self, columns: Columns) -> list[np.ndarray]:
         """This rank's samples of each minibatch. The minibatches do not depend on the number of ranks."""
@@ -223,10 +224,6 @@ class LossLearner:
         kl = self._config.auxiliary.kl
         if kl.coef > 0 and kl.place == "reward" and self._critic is None:
             run.apply_penalty(kl)
-
-    def _fill_proximal(self, run: StepRun, minibatches: Sequence[Minibatch]) -> None:
-        for minibatch in minibatches:
-            run.note_start(*self._current(run, minibatch))
 
     def _current(self, run: StepRun, minibatch: Minibatch) -> tuple[np.ndarray, np.ndarray]:
         """The trained tokens of this rank's microbatches, and their current logprobs."""

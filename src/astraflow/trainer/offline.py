@@ -111,7 +111,10 @@ class MixedLearner:
         wanted = self._ratio * batch.totals.num_groups
         first = int(batch.step * wanted)
         last = int((batch.step + 1) * wanted)
-        chosen = [_relabel(g, -1 - idx) for idx, g in enumerate(self._groups.take(first, last - first))]
+        chosen = [  # with ids that no group of the run has
+            [msgspec.structs.replace(with_version_0(sample), group_id=-1 - idx) for sample in group]
+            for idx, group in enumerate(self._groups.take(first, last - first))
+        ]
         mine = [sample for group in chosen[batch.rank :: batch.world] for sample in group]
         samples = [sample for group in chosen for sample in group]
         mixed = msgspec.structs.replace(
@@ -133,11 +136,6 @@ class MixedLearner:
     def load(self, folder: Path) -> None:
         """Like the inner learner."""
         self.inner.load(folder)
-
-
-def _relabel(group: _Group, group_id: int) -> _Group:
-    """The group with version 0 for all tokens, and an id that no group of the run has."""
-    return tuple(msgspec.structs.replace(with_version_0(s), group_id=group_id) for s in group)
 
 
 def _add_to_totals(totals: BatchTotals, num_groups: int, samples: Sequence[Sample]) -> BatchTotals:

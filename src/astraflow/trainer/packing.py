@@ -170,9 +170,9 @@ def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layou
     lengths = np.ones(len(samples), dtype=np.int64)
     np.maximum.at(lengths, trained_sample, before + 1)
     if share:
-        kept, copy_of = _distinct(columns, samples, lengths)
-        samples = samples[kept]
-        lengths = lengths[kept]
+        distinct, copy_of = _distinct(columns, samples, lengths)
+        samples = samples[distinct]
+        lengths = lengths[distinct]
         trained_sample = copy_of[trained_sample]
     starts = columns.starts[samples]
     prefix, owner = _shared_prefixes(columns, samples, lengths) if share else _share_nothing(len(samples))

@@ -105,6 +105,6 @@ class ProcessRanks:
 
     def _gather(self, own: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which must have the same shape."""
-        found = [torch.empty_like(own) for _ in range(self.world)]
-        dist.all_gather(found, own, group=self._group)
-        return found
+        parts = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(parts, own, group=self._group)
+        return parts

@@ -129,12 +129,12 @@ def advantages_and_returns(
     follows[lasts] = 0.0
     next_values = np.append(values[1:], 0.0) * follows
     deltas = rewards.astype(np.float64) + discount * next_values - values
-    found = np.empty(len(values), dtype=np.float64)
+    advantages = np.empty(len(values), dtype=np.float64)
     running = 0.0
     for t in range(len(values) - 1, -1, -1):
         running = deltas[t] + discount * decay * follows[t] * running
-        found[t] = running
-    return found.astype(np.float32), (found + values).astype(np.float32)
+        advantages[t] = running
+    return advantages.astype(np.float32), (advantages + values).astype(np.float32)
 
 
 def whiten(advantages: Floats, *, among: Floats) -> Floats:
@@ -195,11 +195,11 @@ class TokenSums:
 def combine_sums(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means and largest entries over all tokens of several `TokenSums`."""
     num_tokens = max(1, sum(part["num_tokens"] for part in parts))
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for part in parts:
         for name, value in part["sums"].items():
-            found[name] = found.get(name, 0.0) + value / num_tokens
+            sums[name] = sums.get(name, 0.0) + value / num_tokens
     for part in parts:
         for name, value in part["largest"].items():
-            found[name] = max(found.get(name, value), value)
-    return found
+            sums[name] = max(sums.get(name, value), value)
+    return sums

@@ -216,14 +216,14 @@ class StepRun:
     def add(self, inputs: LossInputs, output: LossOutput, loss: Tensor, is_beyond: Tensor) -> None:
         """Adds one microbatch to the metrics. `is_beyond`: see `with_bounded_ratios`."""
         with torch.no_grad():
-            found = {"ratio_bounded_frac": is_beyond, **output.metrics}
+            metrics = {"ratio_bounded_frac": is_beyond, **output.metrics}
             if inputs.entropies is not None:
-                found = {"entropy": inputs.entropies, **found}
+                metrics = {"entropy": inputs.entropies, **metrics}
             if inputs.proximal_logprobs is not None:
                 ratio = torch.exp(inputs.logprobs - inputs.proximal_logprobs)
-                found = {"ratio_mean": ratio, **found}
+                metrics = {"ratio_mean": ratio, **metrics}
                 self.sums.add_max("ratio_max", ratio)
-            self.sums.add(found)
+            self.sums.add(metrics)
         self.losses = self.losses + loss.detach()
 
     # size: one line per number
@@ -313,23 +313,23 @@ def with_bounded_ratios(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
 
 def metric_items(values: Mapping[str, float]) -> tuple[MetricItem, ...]:
     """Metrics as committed: clamped to the bounds of metrics, and without NaNs, which are only counted."""
-    found = {
+    finite = {
         name: max(-MAX_METRIC, min(MAX_METRIC, value))
         for name, value in values.items()
         if not math.isnan(value)
     }
-    if lost := sorted(values.keys() - found.keys()):
+    if lost := sorted(values.keys() - finite.keys()):
         _log.warning("metrics that are NaN are not reported: %s", ", ".join(lost))
-        found["nan_metrics"] = float(len(lost))
-    return tuple(MetricItem(name, value, _reduction(name)) for name, value in found.items())
+        finite["nan_metrics"] = float(len(lost))
+    return tuple(MetricItem(name, value, _reduction(name)) for name, value in finite.items())
 
 
-def statistics_metrics(found: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+def statistics_metrics(minibatches: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """`statistics/NAME`: the mean of a statistic over the minibatches in which it is finite; and
     `unbounded_frac`: the share of minibatches in which one is not, so that it bounds nothing."""
     metrics: dict[str, float] = {}
-    for name in (name for name, value in found[0].items() if value.numel() == 1) if found else ():
-        values = [float(statistics[name]) for statistics in found]
+    for name in (name for name, value in minibatches[0].items() if value.numel() == 1) if minibatches else ():
+        values = [float(statistics[name]) for statistics in minibatches]
         finite = [value for value in values if math.isfinite(value)]
         if finite:
             metrics[f"statistics/{name}"] = sum(finite) / len(finite)

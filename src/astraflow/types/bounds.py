@@ -142,8 +142,8 @@ def as_label(text: str) -> str:
 
     Use it for texts from elsewhere, such as error messages. Sent unchanged, they might be refused.
     """
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    return shown if len(shown) <= _MAX_LABEL else shown[: _MAX_LABEL - 3] + "..."
+    visible = "".join(char if char.isprintable() else " " for char in text)
+    return visible if len(visible) <= _MAX_LABEL else visible[: _MAX_LABEL - 3] + "..."
 
 
 def as_number(value: Any) -> float | None:

@@ -89,8 +89,8 @@ def with_opening(text: str) -> str:
 
 def past_separators(text: str, pos: int) -> int:
     """The position after the separators at `pos`, of which there may be none."""
-    found = _BETWEEN.match(text, pos)
-    return found.end() if found else pos
+    separators = _BETWEEN.match(text, pos)
+    return separators.end() if separators else pos
 
 
 def _tags(text: str) -> Iterator[re.Match[str]]:

@@ -8,13 +8,16 @@ For an unknown key, the explanation is the first of these that applies:
 4. the same key in another section
 5. a key that looks somewhat similar
 
-This module reads config classes and changes no value.
+Messages write a key in the short form, such as `train.lr`, if the user wrote that (`as_written`). This module
+reads config classes and changes no value.
 """
 
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -25,9 +28,9 @@ import yaml
 from pydantic import BaseModel
 
 from astraflow.user_input.installed import where_to_find
-from astraflow.user_input.written_keys import as_written
 
 __all__ = [
+    "as_written",
     "configs_in",
     "distinct",
     "dotted_path",
@@ -39,6 +42,7 @@ __all__ = [
     "nearest_hint",
     "path_of",
     "problem_of",
+    "spelling",
     "synonyms",
     "tag_of",
 ]
@@ -56,6 +60,23 @@ _MAX_LEAVES = 4
 """Largest number of settings in an unknown section that are explained."""
 _MAX_SHOWN = 80
 """Characters of a value that a message shows."""
+
+_spell: ContextVar[Callable[[str], str]] = ContextVar("spell", default=str)
+
+
+def as_written(key: str) -> str:
+    """Returns a key of a recipe, given in full, as the user wrote it. Use it for every key in a message."""
+    return _spell.get()(key)
+
+
+@contextmanager
+def spelling(spell: Callable[[str], str]) -> Generator[None]:
+    """Makes `as_written` call `spell` inside the block."""
+    token = _spell.set(spell)
+    try:
+        yield
+    finally:
+        _spell.reset(token)
 
 
 def distinct(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -81,13 +102,20 @@ def _is_mark(part: object) -> bool:
     return isinstance(part, str) and _MARK.match(part) is not None
 
 
-def explain_error(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
-    """Returns one line for one of the `distinct` errors: the path, the value, and what was expected."""
-    line = _explain_one(error, config_type, mapping)
+def explain_error(
+    error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any], short_keys: Sequence[str]
+) -> str:
+    """Returns one line for one of the `distinct` errors: the path, the value, and what was expected.
+
+    `short_keys` may be at the top of what the user wrote, though the config has no such keys.
+    """
+    line = _explain_one(error, config_type, mapping, short_keys)
     return f"{line}, or {error['or_word']}" if error["or_word"] else line
 
 
-def _explain_one(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
+def _explain_one(
+    error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any], short_keys: Sequence[str]
+) -> str:
     loc = tuple(error["loc"])
     path = dotted_path(path_of(loc, config_type))
     kind = str(error["type"])
@@ -97,7 +125,7 @@ def _explain_one(error: Mapping[str, Any], config_type: ConfigType, mapping: Map
         return f"{names}: the name {format_value(given)}: {problem_of(error)}"
     ctx = error.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown_key(loc, given, config_type, mapping)
+        return _unknown_key(loc, given, config_type, mapping, short_keys if len(loc) == 1 else ())
     if kind == "union_tag_invalid":
         return _unknown_variant(path, str(ctx["tag"]), loc, config_type)
     if kind == "missing":
@@ -266,7 +294,11 @@ class _Place:
 
 
 def _unknown_key(
-    loc: tuple[Any, ...], given: object, config_type: ConfigType, mapping: Mapping[str, Any]
+    loc: tuple[Any, ...],
+    given: object,
+    config_type: ConfigType,
+    mapping: Mapping[str, Any],
+    short_keys: Sequence[str],
 ) -> str:
     parts, configs = _walk(loc[:-1], config_type)
     key = str(loc[-1])
@@ -284,12 +316,17 @@ def _unknown_key(
     policy = _policy(parts, mapping)
     if isinstance(given, dict) and (leaves := _leaves(cast("Mapping[str, Any]", given))):
         meanings = [(leaf, _meant(leaf[-1], section, config_type, policy)) for leaf in leaves]
-        lines = [f"\n  {path}.{'.'.join(leaf)}: {said.removeprefix('; ')}" for leaf, said in meanings if said]
+        lines = [
+            f"\n  {path}.{'.'.join(leaf)}: {meaning.removeprefix('; ')}"
+            for leaf, meaning in meanings
+            if meaning
+        ]
         if lines:
             return f"{path} is not a key (choices: {', '.join(choices)})" + "".join(lines[:_MAX_LEAVES])
-    if said := _meant(key, section, config_type, policy):
-        return f"{path} is not a key{said}"
-    return f"{path} is not a key{hint(key, choices)}"
+    if meaning := _meant(key, section, config_type, policy):
+        return f"{path} is not a key{meaning}"
+    similar = nearest_hint(key, (*choices, *(short for short in short_keys if short != key)))
+    return f"{path} is not a key{similar} (choices: {', '.join(choices) or 'none'})"
 
 
 def _owners(key: str, section: tuple[str, ...], config_type: ConfigType) -> list[str]:
@@ -302,8 +339,8 @@ def _meant(key: str, section: tuple[str, ...], config_type: ConfigType, policy: 
     """Returns a hint at what an unknown key of a section probably means; empty if nothing is likely."""
     places = [place for place in _places(config_type) if place.key == key]
     below = [place for place in places if place.section[: len(section)] == section]
-    if said := _translate(key, section, config_type, policy):
-        return said
+    if meaning := _translate(key, section, config_type, policy):
+        return meaning
     dotted = list(dict.fromkeys(place.dotted(policy) for place in below or places))
     if 0 < len(dotted) <= _MAX_PLACES:
         return f"; did you mean {' or '.join(dotted)}?"
@@ -334,11 +371,11 @@ def synonyms() -> dict[str, tuple[str, str]]:
 
 def _leaves(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Returns the paths of all values in a mapping of mappings."""
-    found: list[tuple[str, ...]] = []
+    paths: list[tuple[str, ...]] = []
     for key, value in given.items():
         inner = _leaves(cast("Mapping[str, Any]", value)) if isinstance(value, dict) and value else [()]
-        found += [(key, *rest) for rest in inner]
-    return found
+        paths += [(key, *rest) for rest in inner]
+    return paths
 
 
 def _policy(parts: Sequence[Any], mapping: Mapping[str, Any]) -> str:
@@ -353,8 +390,8 @@ def _policy(parts: Sequence[Any], mapping: Mapping[str, Any]) -> str:
 def _pattern(parts: Sequence[Any], config_type: ConfigType) -> tuple[str, ...]:
     """Returns the path with `*` in place of names that the user chooses, and without positions in lists."""
     names = tuple(str(part) for part in parts)
-    kept = [(i, part) for i, part in enumerate(parts) if isinstance(part, str)]
-    return tuple("*" if _is_open(names[:i], config_type) else part for i, part in kept)
+    keys = [(i, part) for i, part in enumerate(parts) if isinstance(part, str)]
+    return tuple("*" if _is_open(names[:i], config_type) else part for i, part in keys)
 
 
 @cache
@@ -384,8 +421,8 @@ def path_of(loc: Sequence[str | int], config_type: ConfigType) -> tuple[str | in
 def dotted_path(path: Sequence[str | int]) -> str:
     """Returns the path for a message. Long parts are truncated, and hidden characters are written out."""
     texts = [str(part) for part in path]
-    shown = (text if text.isprintable() and len(text) <= _MAX_SHOWN else format_value(text) for text in texts)
-    return as_written(".".join(shown))
+    clean = (text if text.isprintable() and len(text) <= _MAX_SHOWN else format_value(text) for text in texts)
+    return as_written(".".join(clean))
 
 
 def _walk(loc: tuple[Any, ...], config_type: ConfigType) -> tuple[list[Any], list[ConfigType]]:

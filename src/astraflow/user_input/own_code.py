@@ -60,7 +60,7 @@ class _Frame:
 
     def __str__(self) -> str:
         source = _one_line(linecache.getline(str(self.file), self.line))
-        place = f"{_shown(self.file)}, line {self.line}"
+        place = f"{_short_path(self.file)}, line {self.line}"
         if self.function != "<module>":
             place += f", in {self.function}"
         return f"{place}: {source}" if source else place
@@ -103,7 +103,7 @@ def find_own_line(error: BaseException) -> str:
     """
     error = _first_of(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
-        place = f"{_shown(Path(error.filename))}, line {error.lineno or 0}"
+        place = f"{_short_path(Path(error.filename))}, line {error.lineno or 0}"
         source = _one_line(error.text or "")
         return f"{place}: {source}" if source else place
     outside = _outside_frames(error)
@@ -159,7 +159,7 @@ def _package_of(file: Path) -> str:
     return "/".join(parts[: places[-1] + 2]) if places else ""
 
 
-def _shown(file: Path) -> str:
+def _short_path(file: Path) -> str:
     """Returns the path, relative to the current folder if the file is below it; editors can open it."""
     here = Path.cwd()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)

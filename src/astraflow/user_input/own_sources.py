@@ -30,18 +30,18 @@ def own_files(module: str) -> list[Path]:
     first = module_file(module)
     if first is None:
         return []
-    found = {first: module}
+    modules = {first: module}
     waiting = [first]
     while waiting:
         file = waiting.pop(0)
         if not _is_own(file):
             continue
-        for name in _find_imports(file, found[file]):
+        for name in _find_imports(file, modules[file]):
             other = module_file(name)
-            if other is not None and other not in found and _is_own(other):
-                found[other] = name
+            if other is not None and other not in modules and _is_own(other):
+                modules[other] = name
                 waiting.append(other)
-    return list(found)
+    return list(modules)
 
 
 def module_file(module: str) -> Path | None:

@@ -89,9 +89,9 @@ class YamlLoader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)  # pyright: ignore[reportUnknownVariableType] - any value
         except (ValueError, AttributeError, ArithmeticError) as err:
-            shown = str(node.value)[:_MAX_SHOWN]
+            text = str(node.value)[:_MAX_SHOWN]
             line = node.start_mark.line + 1
-            raise yaml.YAMLError(f"line {line}: {shown!r} is not valid ({err}); put texts in quotes") from err
+            raise yaml.YAMLError(f"line {line}: {text!r} is not valid ({err}); put texts in quotes") from err
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Constructs the mapping of a section. Raises: YAMLError with both lines if a key is repeated."""
@@ -130,10 +130,10 @@ def line_of(text: str, keys: Sequence[str | int]) -> tuple[int, int]:
     node = cast("yaml.Node | None", yaml.compose(text, YamlLoader))
     line = 0
     for depth, key in enumerate(keys):
-        found = _below(node, key)
-        if found is None:
+        entry = _below(node, key)
+        if entry is None:
             return line, depth
-        line, node = found
+        line, node = entry
     return line, len(keys)
 
 
@@ -188,6 +188,6 @@ def _problem(value: object) -> str:
 def _text_problem(text: str) -> str:
     if "\0" in text:
         return "the text holds a zero byte; leave it out"
-    if found := _SURROGATE.search(text):
-        return f"the text holds {found[0]!a}, half of a character; write the whole character"
+    if half := _SURROGATE.search(text):
+        return f"the text holds {half[0]!a}, half of a character; write the whole character"
     return ""

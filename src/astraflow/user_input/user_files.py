@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from astraflow.errors import DataError
 
@@ -16,6 +16,7 @@ __all__ = [
     "check_regular",
     "format_path",
     "is_there",
+    "json_object",
     "json_value",
     "line_at",
     "read_file",
@@ -115,6 +116,16 @@ def json_value(content: str | bytes, where: str) -> Any:
         raise DataError(f"{where} is not usable: its JSON is nested too deeply") from err
     except ValueError as err:  # a number with thousands of digits
         raise DataError(f"{where} is not usable: {err}") from err
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Reads the object in a JSON file; empty if there is no file. Raises: DataError."""
+    if not path.exists():
+        return {}
+    content: object = json_value(read_file(path, "the file"), str(path))
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not a JSON object")
+    return cast("dict[str, Any]", content)
 
 
 def line_at(err: UnicodeDecodeError) -> int:

@@ -22,7 +22,6 @@ __all__ = [
     "layers_of",
     "load_mapping",
     "merge",
-    "name_uses",
     "override_pairs",
     "parts_of",
     "place_in",
@@ -43,8 +42,6 @@ _MAX_DOTS = 32
 def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> JsonMap:
     """Returns the mapping of a file, with `extends` merged in and dotted overrides (`a.b=value`) applied.
 
-    Each `{use: ...}` gets the tag `name: use`, by which the union of variants recognizes it.
-
     Raises: ConfigError if a file is missing, is not a mapping or extends itself, or an override is malformed.
     """
     mapping: JsonMap = {}
@@ -52,7 +49,7 @@ def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) 
         mapping = merge(mapping, layer)
     for dotted, value in override_pairs(overrides):
         set_dotted(mapping, dotted, value)
-    return name_uses(mapping)
+    return mapping
 
 
 def layers_of(path: Path) -> list[tuple[Path, JsonMap]]:
@@ -131,16 +128,16 @@ def place_in(path: Path, *spellings: Sequence[str | int]) -> str:
     `spellings` are the paths of keys to the value, of which there are several if files may write it in
     different ways. The result is empty if no file sets the value, for example because an override does.
     """
-    found = [
+    places = [
         (depth - len(keys), rank, line, file)
         for rank, (file, _) in enumerate(layers_of(path))
         for keys in spellings
         for line, depth in [line_of(file.read_text(encoding="utf-8"), keys)]
         if depth
     ]
-    if not found:
+    if not places:
         return ""
-    _, _, line, file = max(found)
+    _, _, line, file = max(places)
     return f"line {line}" if file == path.resolve() else f"line {line} of {file}"
 
 
@@ -177,15 +174,13 @@ def override_pairs(overrides: Mapping[str, Any] | Sequence[str]) -> list[tuple[s
     """Returns the dotted path and the value of each override. Raises: ConfigError if one is malformed."""
     if isinstance(overrides, Mapping):
         return list(overrides.items())
-    return [_split_override(text) for text in overrides]
-
-
-def _split_override(text: str) -> tuple[str, Any]:
-    """Returns the dotted path and the value of `a.b=value`."""
-    dotted, eq, value = text.partition("=")
-    if not eq or not dotted or dotted.count(".") > _MAX_DOTS:
-        raise ConfigError(f"override {format_value(text)} is not of the form a.b=value")
-    return dotted, yaml_value(value, f"override {format_value(text)}: the value")
+    pairs: list[tuple[str, Any]] = []
+    for text in overrides:
+        dotted, eq, value = text.partition("=")
+        if not eq or not dotted or dotted.count(".") > _MAX_DOTS:
+            raise ConfigError(f"override {format_value(text)} is not of the form a.b=value")
+        pairs.append((dotted, yaml_value(value, f"override {format_value(text)}: the value")))
+    return pairs
 
 
 def set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
@@ -219,13 +214,3 @@ def _list_item(items: list[Any], key: str, dotted: str) -> Any:
     if not key.isdigit() or int(key) >= len(items):
         raise ConfigError(f"override {dotted}: {key!r} is not a position in a list of {len(items)}")
     return items[int(key)]
-
-
-def name_uses(node: Any) -> Any:
-    """Adds `name: use` to each `{use: ...}`. This tag distinguishes it from the built-in variants."""
-    if isinstance(node, list):
-        return [name_uses(item) for item in cast("list[Any]", node)]
-    if not isinstance(node, dict):
-        return node
-    named = {key: name_uses(value) for key, value in cast("JsonMap", node).items()}
-    return {"name": "use", **named} if "use" in named and "name" not in named else named

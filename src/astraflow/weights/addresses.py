@@ -40,13 +40,13 @@ def listens_everywhere(host: str) -> bool:
 
 def choose_announced_host(host: str, advertise: str) -> str:
     """Chooses the host that is announced to others. Raises: ConfigError if others cannot call it."""
-    found = advertise or host
-    if listens_everywhere(found):
+    announced = advertise or host
+    if listens_everywhere(announced):
         raise ConfigError(
             f"weights.host = {host!r} listens at all addresses of this machine, so others cannot call it; "
             "set weights.advertise to an address that they can call"
         )
-    return found
+    return announced
 
 
 def url_host(host: str) -> str:

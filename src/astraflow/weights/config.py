@@ -4,8 +4,7 @@ from ipaddress import ip_network
 
 from pydantic import Field, field_validator, model_validator
 
-from astraflow.config import Config
-from astraflow.user_input.text_forms import Word
+from astraflow.config import Config, Word
 
 __all__ = ["WeightsConfig"]
 

@@ -240,10 +240,10 @@ class Downloads:
         if is_mixed and await _hash(part.view) != part.chunk.hash:
             part.missing = self._ranges(part.chunk)
             await self._read_missing(source, part, slots, is_patient=is_patient)
-        found = await _hash(part.view)
-        if found != part.chunk.hash:
+        digest = await _hash(part.view)
+        if digest != part.chunk.hash:
             part.missing = self._ranges(part.chunk)
-            raise _WrongBytesError(f"the bytes hash to {found}")
+            raise _WrongBytesError(f"the bytes hash to {digest}")
         part.is_verified = True
         await self._on_arrival(part)
 

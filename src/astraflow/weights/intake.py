@@ -210,9 +210,9 @@ def _store_chunks(
                 future.cancel()
             wait(writing)
             counted.extend(f.result() for f in writing if not f.cancelled() and not f.exception())
-    if (found := digest.hexdigest()) != hand_over.digest:
+    if (actual := digest.hexdigest()) != hand_over.digest:
         raise WireError(
-            f"{_name(hand_over)}: the tensors in {hand_over.path} hash to {found}, expected "
+            f"{_name(hand_over)}: the tensors in {hand_over.path} hash to {actual}, expected "
             f"{hand_over.digest}; hand it over again"
         )
     return chunks

@@ -413,8 +413,8 @@ def _check_counts(manifest: Manifest) -> None:
 
 def check_digest(manifest: Manifest, data: VersionBytes) -> None:
     """Raises: WeightsError unless these are the bytes of the manifest's version."""
-    if (found := digest_of(data)) != manifest.digest:
-        raise WeightsError(f"{name_of(manifest)}: the tensors hash to {found}, expected {manifest.digest}")
+    if (actual := digest_of(data)) != manifest.digest:
+        raise WeightsError(f"{name_of(manifest)}: the tensors hash to {actual}, expected {manifest.digest}")
 
 
 def name_of(manifest: Manifest) -> str:

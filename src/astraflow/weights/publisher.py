@@ -139,7 +139,7 @@ class Publisher:
                 code="unknown_version",
                 status=404,
             )
-        return item_response(self._with_sources(manifest), request)
+        return item_response(msgspec.structs.replace(manifest, sources=self._sources()), request)
 
     async def _chunk(self, request: Request) -> Response:
         require_role(request, "worker", "trainer")
@@ -202,9 +202,6 @@ class Publisher:
         if gone:
             _log.info("%s: forgot versions %s", forget.policy, list(gone))
         return Response(status_code=204)
-
-    def _with_sources(self, manifest: Manifest) -> Manifest:
-        return msgspec.structs.replace(manifest, sources=self._sources())
 
     def _sources(self) -> tuple[SourceLink, ...]:
         own = SourceLink(kind="http", url=self.public_url)

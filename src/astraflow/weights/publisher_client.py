@@ -212,9 +212,9 @@ class PublisherClient:
         """
         folder = self._incoming / hand_over.policy
         folder.mkdir(parents=True, exist_ok=True)
-        kept = _delta_path(hand_over).rpartition("/")[2]
+        delta_file = _delta_path(hand_over).rpartition("/")[2]
         for left_over in folder.iterdir():
-            if left_over.name != kept:
+            if left_over.name != delta_file:
                 left_over.unlink(missing_ok=True)
         path = folder / f"{hand_over.version}.{uuid.uuid4().hex}"
         aside = path.with_suffix(".tmp")

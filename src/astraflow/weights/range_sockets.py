@@ -82,8 +82,8 @@ class RangeSockets:
 
     async def _connect(self) -> socket.socket:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
+        addresses = await loop.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = addresses[0]
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)

@@ -237,14 +237,14 @@ class Receiver:
             if finder is None:
                 continue
             try:
-                found = await self._downloads.ask(
+                answer = await self._downloads.ask(
                     source, manifest, finder.manifest(source.url, manifest.policy, version)
                 )
             except (UnavailableError, WeightsError) as err:
                 failure = err
                 continue
-            if found is None or (found.policy, found.version) == (manifest.policy, version):
-                return found
+            if answer is None or (answer.policy, answer.version) == (manifest.policy, version):
+                return answer
         if failure is not None:
             raise failure
         return None

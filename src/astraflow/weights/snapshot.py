@@ -94,12 +94,12 @@ def with_dtype(config: bytes, dtypes: Collection[str]) -> bytes:
     dtype = next(iter(dtypes)) if len(dtypes) == 1 else "float32"
     whole = cast("dict[str, Any]", content)
     parts = [cast("dict[str, Any]", part) for part in whole.values() if isinstance(part, dict)]
-    found = [(section, key) for section in (whole, *parts) for key in _DTYPE_KEYS if key in section]
+    entries = [(section, key) for section in (whole, *parts) for key in _DTYPE_KEYS if key in section]
     if len(dtypes) > 1 and "dtype" not in whole:
-        found.append((whole, "dtype"))  # else readers take the dtype of any tensor
-    if all(section.get(key) == dtype for section, key in found):
+        entries.append((whole, "dtype"))  # else readers take the dtype of any tensor
+    if all(section.get(key) == dtype for section, key in entries):
         return config
-    for section, key in found:
+    for section, key in entries:
         section[key] = dtype
     return json.dumps(whole, indent=2, ensure_ascii=False).encode()
 
@@ -178,8 +178,10 @@ def read_model(folder: Path) -> tuple[HostTensor, ...]:
         from astraflow.models.loading import export_tensors, load_causal_lm  # heavy: imports torch
 
         return tuple(sorted(export_tensors(load_causal_lm(folder)), key=lambda tensor: tensor.name))
-    found = {tensor.name: tensor for path in weight_paths(folder) for tensor in read_safetensors(path, names)}
-    return tuple(found[name] for name in sorted(names))
+    tensors = {
+        tensor.name: tensor for path in weight_paths(folder) for tensor in read_safetensors(path, names)
+    }
+    return tuple(tensors[name] for name in sorted(names))
 
 
 def model_files(folder: Path) -> dict[str, Path]:

@@ -229,8 +229,8 @@ def _read_call(loaded: object) -> ToolCall:
     except ValueError as err:
         return ToolCall(problem=f"the arguments of {name!r} are text that is not JSON: {err}; {_EXPECTED}")
     if not isinstance(arguments, dict):
-        shown = json.dumps(arguments)[:40]
-        return ToolCall(problem=f"the arguments of {name!r} are {shown}, not an object; {_EXPECTED}")
+        excerpt = json.dumps(arguments)[:40]
+        return ToolCall(problem=f"the arguments of {name!r} are {excerpt}, not an object; {_EXPECTED}")
     return ToolCall(name.strip(), cast("dict[str, object]", arguments))
 
 

@@ -1,9 +1,6 @@
 """The workflow `environment`: a policy replies to an environment until the environment is done."""
 
-from collections.abc import Sequence
-
 from astraflow.errors import RolloutError
-from astraflow.protocols import Observation
 from astraflow.types import Message
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import policy_at
@@ -32,12 +29,15 @@ async def environment(
             context=task.context, tools=played.observation.tools
         )
         for _ in range(max_turns):
-            shown = played.observation
-            answer = await chat.send(_messages(shown))
+            current = played.observation
+            messages = current.messages
+            if isinstance(messages, str):
+                messages = [Message(role="user", content=messages)]
+            answer = await chat.send(messages)
             if answer.num_tokens == 0:
                 break  # a completion without a token means that the context is full
-            if shown.state_key:
-                rewards.set_state(answer, shown.state_key)
+            if current.state_key:
+                rewards.set_state(answer, current.state_key)
             observation = await played.step(answer.reply)
             rewards.add(answer, observation.reward)
             total += observation.reward
@@ -46,9 +46,3 @@ async def environment(
         rewards.add_metric("done", float(played.observation.is_done))
     rewards.set_score(total)
     return rewards
-
-
-def _messages(observation: Observation) -> Sequence[Message]:
-    if isinstance(observation.messages, str):
-        return [Message(role="user", content=observation.messages)]
-    return observation.messages

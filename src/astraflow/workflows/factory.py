@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Use, load_component
 from astraflow.errors import ConfigError
 from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.conversation import Workflow
@@ -22,13 +22,12 @@ def make_workflow(config: WorkflowConfig, *, private: tuple[Path, ...] = ()) -> 
     """
     if not isinstance(config, Use):
         return config.make_hiding(private)
-    function = load_attr(config.use, where="workflow.use")
+    function = load_component(config, where="workflow")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(
             f"workflow.use = {config.use!r} is not an async function; expected "
             f"`async def {config.use.partition(':')[2]}(task, policies) -> Rewards`"
         )
-    check_args(function, config.args, where="workflow.args")
     return cast("Workflow", partial(function, **config.args))
 
 

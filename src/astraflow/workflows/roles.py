@@ -91,20 +91,20 @@ def last_choice(text: str, choices: Sequence[str]) -> str:
     line = plain.rpartition("\n")[2][-_LONGEST_LINE:]
     sentence = re.split(r"[.!?:;]\s+|,\s+(?=(?:so|thus|hence|therefore)\b)", line.rstrip())[-1]
     labels = list(labelled.finditer(plain))
-    found = labels[-1] if labels else stated.fullmatch(line) or stated.fullmatch(sentence)
-    if found is not None:
-        return _meant(found, words)
-    found = first.match(plain)
+    match = labels[-1] if labels else stated.fullmatch(line) or stated.fullmatch(sentence)
+    if match is not None:
+        return _meant(match, words)
+    match = first.match(plain)
     last = re.search(rf"{choice}\W*$", line, re.IGNORECASE)
-    meant = _meant(found, words) if found is not None else ""
+    meant = _meant(match, words) if match is not None else ""
     return meant if last is None or _meant(last, words) == meant else ""
 
 
-def _meant(found: re.Match[str], words: Sequence[str]) -> str:
+def _meant(match: re.Match[str], words: Sequence[str]) -> str:
     """The choice that a match names, or the other one if it denies it; empty if there are several others."""
-    said = found["choice"].casefold()
-    named = next((word for word in words if unicodedata.normalize("NFC", word).casefold() == said), "")
-    if not found["negation"]:
+    choice = match["choice"].casefold()
+    named = next((word for word in words if unicodedata.normalize("NFC", word).casefold() == choice), "")
+    if not match["negation"]:
         return named
     others = [word for word in words if word != named]
     return others[0] if len(others) == 1 else ""

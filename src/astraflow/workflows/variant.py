@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field
 
-from astraflow.config import Config, Use, Variant, check_args, load_attr
-from astraflow.errors import ConfigError
+from astraflow.config import Config, Use, Variant, load_component
 from astraflow.types import Task
 from astraflow.workflows.calls import CALL_PARSERS, CallParser
 from astraflow.workflows.conversation import Rewards, Workflow
@@ -134,8 +133,5 @@ def load_parser(parser: ParserChoice) -> CallParser:
 
 def load_function(use: Use, where: str) -> Callable[..., Any]:
     """Loads a user's function and binds its arguments. Raises: ConfigError if they do not fit."""
-    function = load_attr(use.use, where=f"{where}.use")
-    if not callable(function):
-        raise ConfigError(f"{where}.use = {use.use!r} is not a function")
-    check_args(function, use.args, where=f"{where}.args")
+    function = load_component(use, where=where)
     return partial(function, **use.args) if use.args else function

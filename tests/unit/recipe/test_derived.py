@@ -11,8 +11,7 @@ from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.models.families import cached_values
 from astraflow.processes.dataflow_process import make_service
-from astraflow.recipe.derived import derive_numbers, find_open_keys, stop_notes
-from astraflow.recipe.engine_memory import choose_slots
+from astraflow.recipe.derived import choose_slots, derive_numbers, find_open_keys, stop_notes
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.resume import changes_between
 from astraflow.recipe.run_folder import RunFolder
@@ -129,18 +128,18 @@ def test_a_service_does_not_guess_the_numbers(folder: Path) -> None:
 
 def variants(config: type[Any], path: str = "") -> list[tuple[str, str]]:
     """Place and name of every variant without required keys that a recipe may choose."""
-    found: list[tuple[str, str]] = []
+    tags: list[tuple[str, str]] = []
     for key, field in config.model_fields.items():
         inner = configs_in(field.annotation)
         dotted = "policies.actor" if key == "policies" else f"{path}.{key}".lstrip(".")
         for member in inner if dotted not in {"eval.sets", "tasks.sources"} else []:
             if len(inner) == 1:
-                found += variants(member, dotted)
+                tags += variants(member, dotted)
             elif tag_of(member) not in {None, "use"} and not any(
                 field.is_required() for field in member.model_fields.values()
             ):
-                found.append((dotted, str(tag_of(member))))
-    return found
+                tags.append((dotted, str(tag_of(member))))
+    return tags
 
 
 ELSEWHERE = {
@@ -182,18 +181,18 @@ def test_the_smallest_recipe_with_one_more_choice_passes_every_check(
 
 
 @pytest.mark.parametrize(
-    ("stop", "said"),
+    ("stop", "meaning"),
     [
         ("stop.epochs=7", "stop.epochs (draws 70 groups, enough for at most 17 steps)"),
         ("stop.sequences=1000", "stop.sequences (about 32 steps of 32 episodes, if each is one)"),
         ("stop.tokens=5000", "stop.tokens (5,000)"),
     ],
 )
-def test_a_stop_is_told_in_steps(folder: Path, stop: str, said: str) -> None:
+def test_a_stop_is_told_in_steps(folder: Path, stop: str, meaning: str) -> None:
     overrides = ("table.groups_per_batch=4", "table.group_size=8", "steps=200", stop)
     checked = check_recipe(load(folder, *overrides))
     assert [*stop_notes(checked.recipe, checked.sources)] == [
-        f"actor: trains for train.steps = 200, or less by {said}"
+        f"actor: trains for train.steps = 200, or less by {meaning}"
     ]
 
 

@@ -472,7 +472,7 @@ def test_a_judge_that_does_not_answer_is_asked_again() -> None:
         (own("trl_reward"), [], r"has the parameter 'completions'.*write \{name: trl, use: "),
         (own("compute_score"), [], r"has the parameter 'solution_str'.*write \{name: verl, use: "),
         ({**own("by_level"), "name": "verl"}, [], r"has no parameter 'solution_str', so it does not have"),
-        (own("SEEN"), [], "is a list, which cannot be called"),
+        (own("SEEN"), [], "has the type list, which cannot be called"),
         (
             {**own("trl_needs_the_trainer"), "name": "trl"},
             [],

@@ -1,4 +1,4 @@
-"""What a recipe's author is told about the mistakes that users of other systems make."""
+"""What a recipe's author learns about the mistakes that users of other systems make."""
 
 import re
 from collections.abc import Iterator
@@ -91,6 +91,10 @@ MISTAKES = [
     (f"{TRAIN}.loss={{name: reinforce, clip_high: 1}}", "clip_high is not a key; it is one of"),
     # --- slips of the fingers
     (f"{TRAIN}.lrr=1", f'{TRAIN}.lrr is not a key; did you mean "lr"?'),
+    ("stepps=5", 'stepps is not a key; did you mean "steps"?'),
+    ("modl=./m", 'modl is not a key; did you mean "model"?'),
+    ("trian=5", 'trian is not a key; did you mean "train"?'),
+    ("samplng={}", 'samplng is not a key; did you mean "sampling"?'),
     ("policis={}", 'policis is not a key; did you mean "policies"?'),
     ("policies.actr.train.lr=1e-6", 'policies.actr is a new entry: did you mean "actor"?'),
     ("tasks.sources.sum.size=5", 'tasks.sources.sum is a new entry: did you mean "sums"?'),
@@ -140,7 +144,7 @@ MISTAKES = [
 ]
 
 
-def told(folder: Path, overrides: list[str]) -> str:
+def answer_to(folder: Path, overrides: list[str]) -> str:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(BASE))
     with pytest.raises(ConfigError) as caught:
@@ -150,7 +154,7 @@ def told(folder: Path, overrides: list[str]) -> str:
 
 @pytest.mark.parametrize(("overrides", "message"), MISTAKES, ids=[mistake for mistake, _ in MISTAKES])
 def test_a_mistake_is_answered_with_what_was_meant(tmp_path: Path, overrides: str, message: str) -> None:
-    answer = told(tmp_path, overrides.split(" && "))
+    answer = answer_to(tmp_path, overrides.split(" && "))
     assert message in answer
     assert len(answer) < 900  # sections are not repeated
 

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from astraflow.addons.agents.hosts.config import HostConfig
-from astraflow.config import Config, Use
-from astraflow.user_input.text_forms import Variable
+from astraflow.config import Config, Use, Variable
 from astraflow.workflows.conversation import Workflow
 from astraflow.workflows.variant import ParserChoice, WorkflowVariant, load_function, load_parser
 

@@ -29,11 +29,10 @@ from astraflow.addons.bundle.bundle_files import (
 from astraflow.addons.bundle.packed_wheels import needed_distributions, pack_wheel
 from astraflow.config import Config, dump_yaml, parse_config
 from astraflow.errors import ConfigError, DataError
-from astraflow.models.hub import model_path
+from astraflow.models.hub import is_hub_name, model_path, split_revision
 from astraflow.recipe.model_checks import models_of
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import uses
-from astraflow.user_input.hub_names import is_hub_name, split_revision
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.own_sources import own_files
 from astraflow.user_input.user_files import is_there

@@ -9,14 +9,14 @@ from typing import Any
 
 from astraflow.addons.data_sets.config import HubSourceConfig
 from astraflow.errors import ConfigError
+from astraflow.models.hub import is_hub_name
 from astraflow.recipe.model_checks import models_of
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import named_uses
 from astraflow.run.preflight import format_mistakes
-from astraflow.user_input.hub_names import is_hub_name
+from astraflow.user_input.mistakes import as_written
 from astraflow.user_input.own_sources import module_file
 from astraflow.user_input.user_files import is_there
-from astraflow.user_input.written_keys import as_written
 
 __all__ = ["pod_needs"]
 

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from astraflow.config import Argument, Word, text_form
 from astraflow.protocols import Launcher
 from astraflow.recipe.launcher_variant import LauncherVariant
-from astraflow.user_input.text_forms import Argument, Word, text_form
 
 __all__ = ["RayLauncherConfig", "SlurmLauncherConfig", "SshLauncherConfig"]
 

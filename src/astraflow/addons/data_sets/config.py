@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from astraflow.models.hub import is_hub_name
 from astraflow.protocols import TaskSource
 from astraflow.tasks.variants import PromptsConfig, RowsConfig, SourceContext, SourceVariant
-from astraflow.user_input.hub_names import is_hub_name
 
 __all__ = ["HubSourceConfig", "PreparedSourceConfig"]
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 from astraflow.addons.data_sets.config import HubSourceConfig
 from astraflow.addons.data_sets.narrow_floats import with_own_digits
 from astraflow.errors import ConfigError, DataError
+from astraflow.models.hub import split_revision
 from astraflow.service.progress_bars import progress_bars_off
 from astraflow.tasks.rows import shorten, task_from_row
 from astraflow.tasks.sources import ListSource, missing_file_error, select_tasks
 from astraflow.types import Task
 from astraflow.user_input.extras import install_command
-from astraflow.user_input.hub_names import split_revision
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.user_files import is_there
 

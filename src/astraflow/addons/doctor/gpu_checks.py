@@ -18,16 +18,14 @@ import msgspec
 from astraflow.addons.doctor.memory import known_parameters, rank_bytes
 from astraflow.errors import ConfigError
 from astraflow.processes.visible_gpus import VISIBLE, visible_names
-from astraflow.recipe.engine_memory import slot_bytes
+from astraflow.recipe.derived import slot_bytes
 from astraflow.recipe.recipe import Recipe
 from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
 from astraflow.run.checks import Finding
-from astraflow.run.start_checks import ask_program, last_line
 from astraflow.trainer.backend_config import torch_settings
 from astraflow.user_input.extras import install_hint
-from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
-from astraflow.user_input.mistakes import hint
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, ask_program, find_interpreter, last_line
+from astraflow.user_input.mistakes import as_written, hint
 
 __all__ = ["GpuUser", "check_devices", "check_shared_memory", "check_shares", "gpu_users"]
 

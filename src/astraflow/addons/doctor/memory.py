@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.weight_files import check_weight_files
-from astraflow.recipe.engine_memory import slot_bytes
+from astraflow.recipe.derived import slot_bytes
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.run.checks import Finding
@@ -24,7 +24,7 @@ from astraflow.service.memory import available_bytes, limit_bytes
 from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig, torch_settings
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.memory_need import MemoryNeed
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.mistakes import as_written
 
 if TYPE_CHECKING:
     from astraflow.trainer.torch.parallel.grid import RankGrid

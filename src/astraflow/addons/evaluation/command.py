@@ -89,9 +89,8 @@ def evaluate(
     from astraflow.addons.evaluation.evaluation import EvalSize, chosen_sets
     from astraflow.addons.evaluation.target import Endpoint, find_target
     from astraflow.cli.runs import fetch_models
-    from astraflow.models.hub import fetch_model, model_path
+    from astraflow.models.hub import fetch_model, is_hub_name, model_path
     from astraflow.recipe.recipe import load_recipe
-    from astraflow.user_input.hub_names import is_hub_name
 
     for folder in (Path.cwd(), *((Path(os.path.realpath(recipe)).parent,) if recipe else ())):
         sys.path += [str(folder)] if str(folder) not in sys.path else []

@@ -22,8 +22,8 @@ from astraflow.addons.experiments.recipe_lines import flat_lines
 from astraflow.cli.own_modules import module_path
 from astraflow.cli.runs import load_with_checks
 from astraflow.errors import ConfigError
+from astraflow.recipe.document import keys_as_written
 from astraflow.recipe.gallery import build_models, recipe_file
-from astraflow.recipe.short_forms import keys_as_written
 
 __all__ = ["GroupRequest", "open_group"]
 

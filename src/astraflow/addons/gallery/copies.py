@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from astraflow.errors import DataError
+from astraflow.recipe.document import full_mapping
 from astraflow.recipe.gallery import FOLDERS, PROJECT, SPECS, GalleryItem, gallery_root
-from astraflow.recipe.short_forms import full_mapping
 from astraflow.user_input.yaml_files import parts_of
 
 __all__ = ["copy_all", "copy_entries", "copy_project", "specs_of"]

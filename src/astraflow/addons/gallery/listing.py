@@ -2,8 +2,8 @@
 
 from functools import cache
 
+from astraflow.recipe.document import full_mapping
 from astraflow.recipe.gallery import GalleryItem, entries, find_entry
-from astraflow.recipe.short_forms import full_mapping
 from astraflow.user_input.yaml_files import parts_of
 
 __all__ = ["about", "full_recipes", "listed_name", "place_of"]

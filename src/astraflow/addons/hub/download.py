@@ -16,9 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from astraflow.errors import DataError
-from astraflow.models.hub import cache_folder, is_cached, model_path
+from astraflow.models.hub import cache_folder, is_cached, model_path, split_revision
 from astraflow.models.weight_files import check_weight_files
-from astraflow.user_input.hub_names import split_revision
 
 __all__ = ["download_model"]
 

@@ -9,13 +9,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, model_validator
 
-from astraflow.config import Config
+from astraflow.config import Config, Variable
 from astraflow.errors import ConfigError
 from astraflow.processes.visible_gpus import visible_variables
 from astraflow.protocols import Engine
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
 from astraflow.types.host_tensors import WeightSnapshot
-from astraflow.user_input.text_forms import Variable
 
 __all__ = [
     "KEPT_KV",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from astraflow.addons.inference_servers.server_process import server_environment, server_program
 from astraflow.errors import ConfigError
-from astraflow.run.start_checks import ask_program, last_line
+from astraflow.user_input.interpreters import ask_program, last_line
 
 __all__ = ["check_python"]
 

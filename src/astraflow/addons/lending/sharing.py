@@ -28,8 +28,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.types import StatusReply
-from astraflow.user_input.mistakes import hint
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.mistakes import as_written, hint
 
 __all__ = ["SideBySide", "check_lending", "make_lending_pool"]
 

@@ -12,10 +12,9 @@ from astraflow.errors import ConfigError
 from astraflow.losses.config import ValueModelConfig
 from astraflow.models.hub import model_path
 from astraflow.recipe.recipe import PolicyConfig, Recipe
-from astraflow.run.start_checks import ask_program, last_line
 from astraflow.trainer.config import TrainConfig
-from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, ask_program, find_interpreter, last_line
+from astraflow.user_input.mistakes import as_written
 
 __all__ = ["DEVICE_KINDS", "check_megatron", "open_shape"]
 

@@ -43,8 +43,8 @@ def try_task(
     ] = False,
 ) -> None:
     """Run one episode in this process, with the policies' starting weights, and print it."""
+    from astraflow.recipe.document import keys_as_written
     from astraflow.recipe.gallery import recipe_file
-    from astraflow.recipe.short_forms import keys_as_written
 
     file, is_named = recipe_file(recipe)
     module_path(file)

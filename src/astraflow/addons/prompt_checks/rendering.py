@@ -9,7 +9,7 @@ from astraflow.models.chat_template import template_environment, template_texts
 from astraflow.models.template_limits import within_limit
 from astraflow.recipe.recipe import PolicyConfig
 from astraflow.run.checks import Check, Examined
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.mistakes import as_written
 
 __all__ = ["RENDERING_CHECK"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe
-from astraflow.user_input.written_keys import as_written
+from astraflow.user_input.mistakes import as_written
 
 __all__ = ["check_thinking"]
 

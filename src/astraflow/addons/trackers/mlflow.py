@@ -57,7 +57,7 @@ class MlflowTracker:
             self._client.update_run(self._run_id, status="RUNNING")
         else:
             created = self._client.create_run(experiment_id, run_name=run.name)
-            self._run_id = run.kept("run_id", created.info.run_id)
+            self._run_id = run.keep("run_id", created.info.run_id)
             params = [
                 self._entities.Param(_key(path), value[:_LONGEST_PARAM])
                 for path, value in _leaves(run.recipe)

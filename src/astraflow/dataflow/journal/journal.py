@@ -470,8 +470,8 @@ class Journal:
         self._flusher = None
 
     def _on_flush_end(self, task: asyncio.Task[None]) -> None:
-        """If the flush raised, or was cancelled with all tasks of a loop that ends, its group is lost. Nothing
-        more is accepted, and all waiters get the error."""
+        """If the flush raised, or was cancelled with all tasks of a loop that ends, its group is lost.
+        Nothing more is accepted, and all waiters get the error."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             return

@@ -31,8 +31,8 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples, sample_name
 from astraflow.trainer.packing import Layout, cut_microbatches, make_layout
 from astraflow.trainer.step import entropies, token_logprobs
-from astraflow.trainer.torch.compiled import compile_layers, exclude_from_compile
 from astraflow.trainer.torch.head import chunked_logprobs, is_head_large
+from astraflow.trainer.torch.layers import compile_layers, exclude_from_compile
 from astraflow.trainer.torch.norms import replace_norms
 from astraflow.trainer.torch.packed_rows import (
     LayoutTensors,
@@ -252,15 +252,15 @@ class TrainerForward:
             own, chosen = self._own_part(packed)
             if chosen is not None:
                 temperatures = temperatures[chosen.cpu().numpy()]
-            value, found = self.entry(partial(self._logprobs, own, temperatures, entropy))
+            value, entropies = self.entry(partial(self._logprobs, own, temperatures, entropy))
             num_trained = len(packed.target_ids)
-            found = None if found is None else all_values(found, own, chosen, num_trained)
-            return all_values(value, own, chosen, num_trained), found
+            entropies = None if entropies is None else all_values(entropies, own, chosen, num_trained)
+            return all_values(value, own, chosen, num_trained), entropies
         value = self.exact.compute(packed, temperatures)
         if entropy == "none" and not torch.is_grad_enabled():
             return value, None
-        usual, found = self.entry(partial(self._logprobs, packed, temperatures, entropy))
-        return self.exact.with_gradient(value, usual), found
+        usual, entropies = self.entry(partial(self._logprobs, packed, temperatures, entropy))
+        return self.exact.with_gradient(value, usual), entropies
 
     def _own_part(self, packed: LayoutTensors) -> tuple[LayoutTensors, Tensor | None]:
         """The tokens that this rank computes, and the indices of the trained tokens that they predict; None
@@ -305,7 +305,7 @@ class TrainerForward:
         if self.is_packed:
             output = body(**_packed_inputs(packed))
             return output.last_hidden_state.squeeze(0).index_select(0, packed.predict_idx)
-        with self._images_shown(packed):
+        with self._with_images(packed):
             hidden = body(**self._padded_inputs(packed)).last_hidden_state
         return hidden.flatten(0, 1).index_select(0, _padded_rows(packed))
 
@@ -314,7 +314,7 @@ class TrainerForward:
         return output.logits.squeeze(0)
 
     def _padded_logits(self, packed: LayoutTensors) -> Tensor:
-        with self._images_shown(packed):
+        with self._with_images(packed):
             logits = self._model(**self._padded_inputs(packed)).logits
         return logits.flatten(0, 1).index_select(0, _padded_rows(packed))
 
@@ -327,7 +327,7 @@ class TrainerForward:
             inputs |= {"position_ids": packed.images.positions, **packed.images.inputs}
         return inputs
 
-    def _images_shown(self, packed: LayoutTensors) -> AbstractContextManager[None]:
+    def _with_images(self, packed: LayoutTensors) -> AbstractContextManager[None]:
         if packed.images is None or self._image_feed is None:
             return nullcontext()
         return self._image_feed.showing(packed.images)
@@ -368,9 +368,9 @@ class TrainerForward:
         layout = make_layout(columns, np.arange(len(columns.lengths)), share=self.is_packed)
         packed = self.tensors(layout)
         logits = self.logits(packed)
-        found = self._hidden(packed) @ parameters["weight"].t()
-        return found.shape == logits.shape and bool(
-            (found - logits).abs().max() <= self._tolerance * logits.abs().max()
+        product = self._hidden(packed) @ parameters["weight"].t()
+        return product.shape == logits.shape and bool(
+            (product - logits).abs().max() <= self._tolerance * logits.abs().max()
         )
 
 

@@ -67,7 +67,7 @@ class _ChunkedHead(torch.autograd.Function):
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs) if entropy != "none" else logprobs.new_empty(0)
         norms = torch.empty_like(logprobs)
-        kept: list[Tensor] = []
+        reusable: list[Tensor] = []
         for chunk in _chunks(len(hidden), num_chunk_tokens(len(weight))):
             products = _products(hidden[chunk], low)
             for rows, own in _parts(chunk, products):
@@ -81,11 +81,11 @@ class _ChunkedHead(torch.autograd.Function):
                     entropies[rows] = total.log() - weights.mul_(logits).sum(-1) / total
                 logprobs[rows] -= total.log()
                 norms[rows] = largest[:, 0] + total.log()
-            kept = [products] if len(hidden) == len(products) and ctx.needs_input_grad[0] else []
+            reusable = [products] if len(hidden) == len(products) and ctx.needs_input_grad[0] else []
         ctx.entropy = entropy
         if entropy != "gradient":
             ctx.mark_non_differentiable(entropies)
-        ctx.save_for_backward(hidden, weight, target_ids, norms, entropies, low, *kept)
+        ctx.save_for_backward(hidden, weight, target_ids, norms, entropies, low, *reusable)
         return logprobs, entropies
 
     @staticmethod
@@ -96,13 +96,13 @@ class _ChunkedHead(torch.autograd.Function):
         """d logprob / d logits = onehot - p; d entropy / d logits = -p * (log p + entropy)."""
         grad_logprobs, grad_entropies = grad_outputs
         saved = cast("tuple[Tensor, ...]", ctx.saved_tensors)
-        hidden, weight, target_ids, norms, entropies, low, *kept = saved
+        hidden, weight, target_ids, norms, entropies, low, *reusable = saved
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight: Tensor | None = None
         for chunk in _chunks(len(hidden), num_chunk_tokens(len(weight))):
-            products = kept[0] if kept else _products(hidden[chunk], low)
-            grads = torch.empty_like(products) if kept else products
+            products = reusable[0] if reusable else _products(hidden[chunk], low)
+            grads = torch.empty_like(products) if reusable else products
             for rows, own in _parts(chunk, products):
                 logs = products[own] - norms[rows, None]
                 slope = -grad_logprobs[rows, None]

@@ -70,8 +70,9 @@ class Lora:
         model.requires_grad_(False)
         lora = cls(model, config, base)
         by_name: dict[str, list[nn.Linear]] = {}
-        for name, linear in _projections(model):
-            by_name.setdefault(name.rsplit(".", 1)[-1], []).append(linear)
+        for name, module in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):
+            if isinstance(module, nn.Linear):
+                by_name.setdefault(name.rsplit(".", 1)[-1], []).append(module)
         fused = fused_weights(model)
         for target in _targets(model, config, by_name, fused.values()):
             for linear in by_name.get(target, ()):
@@ -210,11 +211,11 @@ class Lora:
                     f"of all experts, which get factors together; add {', '.join(sorted(missing))}"
                 )
             modules.setdefault(name.rpartition(".")[0], []).append(weight)
-        found: dict[str, FusedWeight] = {}
+        adapted_weights: dict[str, FusedWeight] = {}
         for path, weights in modules.items():
             adapted = adapt_experts(weights[0].module, weights, config.rank, self.scale, random)
-            found |= {f"{path}.{name}": weight for name, weight in adapted.items()}
-        return found
+            adapted_weights |= {f"{path}.{name}": weight for name, weight in adapted.items()}
+        return adapted_weights
 
     def _adapt(self, linear: nn.Linear, rank: int, random: torch.Generator) -> None:
         device = "cpu" if linear.weight.is_meta else linear.weight.device  # until the weights are filled
@@ -260,11 +261,6 @@ def _targets(
                 f"{', '.join(sorted(known))}); use one of these, or set `targets: all-linear`"
             )
     return config.targets
-
-
-def _projections(model: nn.Module) -> list[tuple[str, nn.Linear]]:
-    modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
-    return [(name, module) for name, module in modules if isinstance(module, nn.Linear)]
 
 
 def _factor(linear: nn.Module, name: str) -> Tensor:

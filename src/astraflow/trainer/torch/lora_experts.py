@@ -43,7 +43,7 @@ def fused_weights(model: nn.Module) -> dict[str, FusedWeight]:
     views: dict[str, list[FileView]] = {}
     for view in file_views(model):
         views.setdefault(view.weight, []).append(view)
-    found: dict[str, FusedWeight] = {}
+    weights: dict[str, FusedWeight] = {}
     for name, several in views.items():
         parts = sorted(several, key=lambda view: view.offset)
         shape = parts[0].shape
@@ -53,8 +53,8 @@ def fused_weights(model: nn.Module) -> dict[str, FusedWeight]:
         if [(view.shape, view.stride, view.offset) for view in parts] == places:
             path, _, own = name.rpartition(".")
             names = tuple(view.name for view in parts)
-            found[name] = FusedWeight(model.get_submodule(path), own, names, (shape[0], shape[1]))
-    return found
+            weights[name] = FusedWeight(model.get_submodule(path), own, names, (shape[0], shape[1]))
+    return weights
 
 
 def adapt_experts(
@@ -102,9 +102,9 @@ def _replaced_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> Ge
     """Replaces parameters of a module within this context. (`torch.func.functional_call` would call the
     module, whose forward uses this, and recurse.)"""
     parameters = cast("dict[str, Any]", module._parameters)  # pyright: ignore[reportPrivateUsage]
-    kept = {name: parameters[name] for name in tensors}
+    originals = {name: parameters[name] for name in tensors}
     parameters.update(tensors)
     try:
         yield
     finally:
-        parameters.update(kept)
+        parameters.update(originals)

@@ -16,8 +16,8 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.memory_need import MemoryNeed
 from astraflow.trainer.torch.head import num_chunk_tokens
+from astraflow.trainer.torch.layers import layers_of
 from astraflow.trainer.torch.parallel.grid import RankGrid
-from astraflow.trainer.torch.parallel.recompute import layers_of
 
 __all__ = ["activation_bytes", "free_bytes", "logit_bytes", "memory_need"]
 
@@ -46,7 +46,7 @@ def memory_need(model: nn.Module, config: TrainConfig, *, grid: RankGrid | None 
     num_bytes = 2 if backend.dtype == "bfloat16" else 4
     tensor = 1 if grid is None or not is_split else grid.tensor
     activations = activation_bytes(sizes, num_tokens=config.token_budget, num_bytes=num_bytes, tensor=tensor)
-    kept, recomputed = (size / num_token_parts for size in activations)
+    whole, recomputed = (size / num_token_parts for size in activations)
     is_kept = backend.activations == "keep"
     lasting = {
         "weights": 4.0 * num_weights,
@@ -55,13 +55,13 @@ def memory_need(model: nn.Module, config: TrainConfig, *, grid: RankGrid | None 
     }
     passing = {
         "weights in bfloat16": 2.0 * num_weights if backend.dtype == "bfloat16" and not is_split else 0.0,
-        f"activations of {config.token_budget} tokens": kept if is_kept else recomputed,
+        f"activations of {config.token_budget} tokens": whole if is_kept else recomputed,
         "logits": logit_bytes(sizes, num_tokens=config.token_budget),
         "export": 0.0 if backend.device == "cpu" or backend.lora.rank else float(published),
     }
     savings = {
-        "train.backend.activations: recompute": kept - recomputed if is_kept else 0.0,
-        f"train.token_budget: {max(1, config.token_budget // 2)}": (kept if is_kept else recomputed) / 2,
+        "train.backend.activations: recompute": whole - recomputed if is_kept else 0.0,
+        f"train.token_budget: {max(1, config.token_budget // 2)}": (whole if is_kept else recomputed) / 2,
         "train.backend.offload_optimizer: true": lasting["optimizer"],
         "train.backend.lora.rank: 16": 0.0 if backend.lora.rank else 12.0 * num_trained,
     }
@@ -84,12 +84,12 @@ def _num_held(parameters: list[nn.Parameter], model: nn.Module, grid: RankGrid |
     if grid is None:
         return float(sum(parameter.numel() for parameter in parameters))
     in_layers = {id(parameter) for layer in layers_of(model) for parameter in layer.parameters()}
-    found = 0.0
+    num = 0.0
     for parameter in parameters:
         is_expert = parameter.ndim == _EXPERTS_NDIM
         is_cut = id(parameter) in in_layers and (grid.cuts_experts or not is_expert)
-        found += parameter.numel() / grid.num_shards / (grid.tensor if is_cut else 1)
-    return found
+        num += parameter.numel() / grid.num_shards / (grid.tensor if is_cut else 1)
+    return num
 
 
 def activation_bytes(sizes: Any, *, num_tokens: int, num_bytes: int, tensor: int = 1) -> tuple[float, float]:

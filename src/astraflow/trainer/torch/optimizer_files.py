@@ -162,14 +162,14 @@ def _open_files(folder: Path, prefix: str, opened: ExitStack) -> list[Any]:
 
 def _pieces(files: Sequence[Any], name: str, average: str) -> list[tuple[int, int, Any]]:
     """First row, first column and content of each piece of a weight's average."""
-    found: list[tuple[int, int, Any]] = []
+    pieces: list[tuple[int, int, Any]] = []
     for file in files:
         about = file.metadata()
         rows = json.loads(about["rows"])
         if name in rows:
             column = json.loads(about["columns"]).get(name, 0)
-            found.append((rows[name], column, file.get_slice(f"{name}.{average}")))
-    return found
+            pieces.append((rows[name], column, file.get_slice(f"{name}.{average}")))
+    return pieces
 
 
 def _read(into: Tensor, offset: tuple[int, int], pieces: list[tuple[int, int, Any]]) -> int:

@@ -206,10 +206,10 @@ def _metrics(
         loads.append(float(num * load.max()))
         entropies.append(float(sums[2 * num] / scores.sum()))
     replayed, agreed = (sum(float(sums[at]) for sums in layers) for at in (-2, -1))
-    found = {
+    metrics = {
         "router_balance_loss": float(np.mean(balance)),
         "router_entropy": float(np.mean(entropies)),
         "expert_load_max": max(loads),
         "experts_replayed_frac": replayed_frac,
     }
-    return {**found, "experts_agreed_frac": agreed / replayed} if replayed else found
+    return {**metrics, "experts_agreed_frac": agreed / replayed} if replayed else metrics

@@ -27,8 +27,8 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import ShardConfig, TrainConfig
 from astraflow.trainer.ranks import ALONE
 from astraflow.trainer.torch.forward import TrainerForward
+from astraflow.trainer.torch.layers import recompute_layers
 from astraflow.trainer.torch.parallel.grid import RankGrid, make_grid
-from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
 from astraflow.trainer.torch.torch_files import open_model
 from astraflow.trainer.torch.trained_model import ScoringModel, TrainedModel

@@ -27,10 +27,10 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.memory_need import MemoryNeed, check_memory
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.torch.forward import TrainerForward
+from astraflow.trainer.torch.layers import recompute_layers
 from astraflow.trainer.torch.lora import Lora
 from astraflow.trainer.torch.memory import free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import make_grid
-from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, rank_device
 from astraflow.trainer.torch.replay import RouterReplay
 from astraflow.trainer.torch.side_models import (
@@ -288,10 +288,10 @@ class TorchBackend(ModelVerbs):
 
     def _frozen_digests(self) -> dict[str, tuple[str, Path]]:
         """Role of each frozen model -> digest of its weights, and their folder."""
-        found = {role: (model.digest, model.folder) for role, model in self._frozen.items()}
+        digests = {role: (model.digest, model.folder) for role, model in self._frozen.items()}
         if self._lora is None:
-            return {**found}
-        return {**found, "base model": (self._lora.base_digest(self._weights), self._lora.base)}
+            return {**digests}
+        return {**digests, "base model": (self._lora.base_digest(self._weights), self._lora.base)}
 
     def trained_model(self, role: TrainedRole) -> TrainedModel:
         """The policy or the critic."""

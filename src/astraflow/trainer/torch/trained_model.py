@@ -72,14 +72,14 @@ class ScoringModel:
     @torch.no_grad()
     def predictions(self, columns: Columns, parts: Sequence[Ints]) -> Floats:
         """[P]: logprobs or values of the trained tokens of `parts`; NaN elsewhere."""
-        found = np.full_like(columns.behavior_logprobs, np.nan)
+        logprobs = np.full_like(columns.behavior_logprobs, np.nan)
         num_idle = self._num_idle(parts)
         for part in parts:
             packed = self.forward.layout(columns, part)
-            found[packed.trained] = self._predict(columns, packed, "none")[0].cpu().numpy()
+            logprobs[packed.trained] = self._predict(columns, packed, "none")[0].cpu().numpy()
         for _ in range(num_idle):
             self._predict(*self.forward.idle(), "none")
-        return found
+        return logprobs
 
     def _num_idle(self, parts: Sequence[Ints]) -> int:
         """Number of extra passes for the rank with the most. Call it before the passes, on all ranks."""

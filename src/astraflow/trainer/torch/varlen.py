@@ -124,7 +124,7 @@ def _is_right(kernel: VarlenKernel, device: str) -> bool:
         for num_heads in (4, 2, 2)
     )
     positions = np.concatenate([np.arange(length) for length in lengths])
-    found = VarlenRows.of(kernel, positions, device).attend(query, key, value, 0.2)
+    output = VarlenRows.of(kernel, positions, device).attend(query, key, value, 0.2)
     parts = zip(*(_split(heads, lengths) for heads in (query, key, value)), strict=True)
     expected = torch.cat(
         [
@@ -133,4 +133,4 @@ def _is_right(kernel: VarlenKernel, device: str) -> bool:
         ],
         dim=1,
     )
-    return bool((found.float() - expected.float()).abs().max() < _TOLERANCE)
+    return bool((output.float() - expected.float()).abs().max() < _TOLERANCE)

@@ -238,10 +238,10 @@ async def _numeric_address(host: str) -> str:
     Raises: ConfigError if the name has no address.
     """
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as err:
         raise ConfigError(f"peer address {host!r}: {err}; expected an address of this machine") from err
-    return str(found[0][4][0])
+    return str(addresses[0][4][0])
 
 
 def _write(path: Path, view: memoryview) -> None:

@@ -153,11 +153,11 @@ class ChunkStore:
         """
         with self._mutex:
             known = self._known.get(policy, {})
-            kept = {*sorted(known)[-self._keep :], *needed}
+            survivors = {*sorted(known)[-self._keep :], *needed}
             for version in sorted(known, reverse=True):  # newest first, so that bases of bases stay as well
-                if version in kept and known[version].kind == "delta":
-                    kept.add(known[version].base)
-            gone = tuple(v for v in sorted(known) if v not in kept)
+                if version in survivors and known[version].kind == "delta":
+                    survivors.add(known[version].base)
+            gone = tuple(v for v in sorted(known) if v not in survivors)
             for version in gone:
                 manifest = known.pop(version)
                 (self._manifests / policy / f"{version}.json").unlink(missing_ok=True)

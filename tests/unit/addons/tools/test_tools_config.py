@@ -66,7 +66,7 @@ async def test_a_recipe_names_tools_and_a_parser_of_its_own(module: str) -> None
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
-        (["nothing"], r"workflow\.tools\.0\.use = .* is not a function"),
+        (["nothing"], r"workflow\.tools\.0\.use = .* cannot be called"),
         (["shift", "shift"], "two tools are named 'shift'"),
         (["absent"], r"workflow\.tools\.0\.use = .*no 'absent'"),
     ],

@@ -5,13 +5,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from astraflow.config import Config
+from astraflow.config import Config, Variable
 from astraflow.errors import ConfigError
 from astraflow.protocols import TaskSource
 from astraflow.tasks.variants import SourceContext, SourceVariant
 from astraflow.user_input.interpreters import find_interpreter
 from astraflow.user_input.mistakes import hint
-from astraflow.user_input.text_forms import Variable
 
 __all__ = ["ADAPTERS", "HostConfig", "HostedSourceConfig"]
 

@@ -50,15 +50,15 @@ class TokenPart:
         """[1, H, n, D] -> [1, H / world, N, D]: this rank's part of the heads, for all tokens."""
         num_heads, _, dim = states.shape[1:]
         parts = states.reshape(self.world, num_heads // self.world, self.size, dim)
-        found = cast("Tensor", _Exchange.apply(parts, self.group))
-        return found.transpose(0, 1).flatten(1, 2)[None, :, : self.num_tokens]
+        received = cast("Tensor", _Exchange.apply(parts, self.group))
+        return received.transpose(0, 1).flatten(1, 2)[None, :, : self.num_tokens]
 
     def tokens(self, states: Tensor) -> Tensor:
         """[1, N, H / world, D] -> [1, n, H, D]: all heads, for this rank's tokens."""
         _, _, num_heads, dim = states.shape
         filled = functional.pad(states[0], (0, 0, 0, 0, 0, self.size * self.world - self.num_tokens))
-        found = cast("Tensor", _Exchange.apply(filled.reshape(self.world, -1, num_heads, dim), self.group))
-        return found.transpose(0, 1).flatten(1, 2)[None]
+        received = cast("Tensor", _Exchange.apply(filled.reshape(self.world, -1, num_heads, dim), self.group))
+        return received.transpose(0, 1).flatten(1, 2)[None]
 
     def all_values(self, values: Tensor, chosen: Tensor, num_values: int) -> Tensor:
         """[P, ...] on all ranks: this rank's values [p, ...] at the indices `chosen`, and those of the other
@@ -85,19 +85,19 @@ class _Exchange(torch.autograd.Function):
 
 def _exchange(parts: Tensor, group: Any) -> Tensor:
     sent = parts.contiguous()
-    found = torch.empty_like(sent)
-    dist.all_to_all_single(found, sent, group=group)
-    return found
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received
 
 
 class _AllValues(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, chosen: Tensor, num_values: int, group: Any) -> Tensor:
         ctx.save_for_backward(chosen)
-        found = values.new_zeros(num_values, *values.shape[1:])
-        found[chosen] = values
-        dist.all_reduce(found, group=group)
-        return found
+        whole = values.new_zeros(num_values, *values.shape[1:])
+        whole[chosen] = values
+        dist.all_reduce(whole, group=group)
+        return whole
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -25,8 +25,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from astraflow.models.loading import FileView, check_tensors, file_views
+from astraflow.trainer.torch.layers import layers_of
 from astraflow.trainer.torch.parallel.grid import RankGrid
-from astraflow.trainer.torch.parallel.recompute import layers_of
 from astraflow.trainer.torch.parallel.tensor_parallel import LayerCuts, cut_layers
 
 __all__ = ["ModelWeights", "TrainedPart", "local_part", "rank_device"]
@@ -128,13 +128,13 @@ class ModelWeights:
     def trained_parts(self) -> dict[str, TrainedPart]:
         """This rank's part of each trained parameter, by the parameter's name in the model. Call it after
         `split`."""
-        found: dict[str, TrainedPart] = {}
+        parts: dict[str, TrainedPart] = {}
         for name, parameter in cast("Any", self._model).named_parameters():
             if parameter.requires_grad:
                 is_split = isinstance(parameter, DTensor)
                 is_cut = name in self._cuts.dims
                 row, column = self._offset_of(name, parameter)
-                found[name] = TrainedPart(
+                parts[name] = TrainedPart(
                     parameter=parameter,
                     own=nn.Parameter(local_part(parameter)) if is_split else parameter,
                     row=row,
@@ -143,7 +143,7 @@ class ModelWeights:
                     is_shared=self.grid.tensor * self.grid.context > 1 and not is_cut,
                     is_partial=self.grid.context > 1 or name in self._cuts.partial,
                 )
-        return found
+        return parts
 
     @torch.no_grad()
     def gather(
@@ -152,9 +152,9 @@ class ModelWeights:
         """Names and values of the weights whose folder name `keep` accepts; views of the model's memory if it
         is not split. Every rank must call this and exhaust the result, and gets all weights."""
         for own, views in self._views.items():
-            kept = [view for view in views if keep(view.name)]
+            chosen = [view for view in views if keep(view.name)]
             weight = self._weights[own].detach()
-            if not kept:
+            if not chosen:
                 continue
             dim = self._cuts.dims.get(own)
             if dtype is not None and (isinstance(weight, DTensor) or dim is not None):
@@ -163,7 +163,7 @@ class ModelWeights:
                 weight = self._all_rows(weight)
             if dim is not None:
                 weight = self._join(weight, dim)
-            for view in kept:
+            for view in chosen:
                 yield view.name, view.cut(weight)
 
     @torch.no_grad()

@@ -128,7 +128,7 @@ def _check_known(module: nn.Module, name: str, known: set[str]) -> None:
 
 def _cut(module: nn.Module, name: str, grid: RankGrid, dims: Mapping[str, int]) -> dict[str, int]:
     """Leaves a module only this rank's part of some of its weights. Returns weight name -> dimension."""
-    found: dict[str, int] = {}
+    cut_dims: dict[str, int] = {}
     for own, dim in dims.items():
         weight = cast("nn.Parameter | None", getattr(module, own))
         if weight is None:
@@ -145,8 +145,8 @@ def _cut(module: nn.Module, name: str, grid: RankGrid, dims: Mapping[str, int]) 
             .clone(memory_format=torch.contiguous_format)
         )
         setattr(module, own, nn.Parameter(part, requires_grad=weight.requires_grad))
-        found[f"{name}.{own}"] = dim
-    return found
+        cut_dims[f"{name}.{own}"] = dim
+    return cut_dims
 
 
 class _SumGradients(torch.autograd.Function):
@@ -228,5 +228,5 @@ def _own_experts(  # noqa: PLR0917 - the last three are those that models pass b
         factors = 0.0 * weights[rows, choices]
     experts = own[rows, choices].clamp(0, num_own - 1)[:, None]
     outputs = original(hidden[rows], experts, torch.ones_like(factors)[:, None]) * factors[:, None]
-    found = torch.zeros_like(hidden).index_add(0, rows, outputs.to(hidden.dtype))
-    return cast("Tensor", _Sum.apply(found, group))
+    output = torch.zeros_like(hidden).index_add(0, rows, outputs.to(hidden.dtype))
+    return cast("Tensor", _Sum.apply(output, group))

@@ -9,8 +9,8 @@ import yaml
 from astraflow.cli.main import main
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
+from astraflow.recipe.document import POLICY_KEYS, full_mapping, keys_as_written
 from astraflow.recipe.recipe import PolicyConfig, Recipe, load_recipe
-from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, keys_as_written
 from astraflow.run.preflight import check_recipe
 
 TASKS = {"sources": {"mine": {"name": "jsonl", "path": "tasks.jsonl"}}, "reward": "exact"}
@@ -77,22 +77,22 @@ def test_the_keys_are_those_of_the_policy_that_the_extended_recipe_names(tmp_pat
 
 def test_both_forms_in_one_file_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path, {**SHORT, "policies": {"actor": {"model": "./m"}}})
-    said = refusal(file)
-    assert "keys of a policy at the top (model, train) and a section `policies`" in said
-    assert "move these keys into policies.NAME" in said
+    message = refusal(file)
+    assert "keys of a policy at the top (model, train) and a section `policies`" in message
+    assert "move these keys into policies.NAME" in message
 
 
 def test_keys_at_the_top_of_a_recipe_with_two_policies_are_refused(tmp_path: Path) -> None:
     write(tmp_path, TWO, "base.yaml")
-    said = refusal(write(tmp_path, {"extends": "base.yaml", "train": {"lr": 1}}))
-    assert "keys of a policy at the top (train), but its policies are solver and verifier" in said
-    said = refusal(tmp_path / "base.yaml", "train.lr=1")
-    assert "train is not a key" in said
-    assert "policies.NAME.train.lr" in said
+    message = refusal(write(tmp_path, {"extends": "base.yaml", "train": {"lr": 1}}))
+    assert "keys of a policy at the top (train), but its policies are solver and verifier" in message
+    message = refusal(tmp_path / "base.yaml", "train.lr=1")
+    assert "train is not a key" in message
+    assert "policies.NAME.train.lr" in message
 
 
 @pytest.mark.parametrize(
-    ("form", "override", "told"),
+    ("form", "override", "message"),
     [
         (SHORT, "train.lrr=1", 'train.lrr is not a key; did you mean "lr"?'),
         (
@@ -111,9 +111,9 @@ def test_keys_at_the_top_of_a_recipe_with_two_policies_are_refused(tmp_path: Pat
     ],
 )
 def test_a_mistake_has_the_path_that_the_user_typed(
-    tmp_path: Path, form: dict[str, Any], override: str, told: str
+    tmp_path: Path, form: dict[str, Any], override: str, message: str
 ) -> None:
-    assert refusal(write(tmp_path, form), override).startswith(told)
+    assert refusal(write(tmp_path, form), override).startswith(message)
 
 
 def test_a_mistake_at_the_top_has_its_line(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_a_command_names_the_short_key_of_what_it_finds_missing(
     for command in (["run", "recipe.yaml", "--dry-run"], ["try", "recipe.yaml"]):
         with pytest.raises(SystemExit):
             main(command)
-        said = capsys.readouterr().err
-        assert "model = './m'" in said
-        assert "policies" not in said
+        message = capsys.readouterr().err
+        assert "model = './m'" in message
+        assert "policies" not in message
 
 
 def test_policies_of_the_wrong_kind_are_left_to_the_check_of_the_recipe(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_policies_of_the_wrong_kind_are_left_to_the_check_of_the_recipe(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("table.group_size=1", "table.group_size = 1: the credit"),
         ("policies.actor.table.group_size=1", "policies.actor.table.group_size = 1: the credit"),
@@ -159,13 +159,13 @@ def test_policies_of_the_wrong_kind_are_left_to_the_check_of_the_recipe(tmp_path
     ],
 )
 def test_checks_of_the_whole_recipe_name_the_key_that_the_user_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = write(tmp_path, FULL)
     with keys_as_written(file, [override]), pytest.raises(ConfigError) as caught:
         check_recipe(load_recipe(file, [override]), tmp_path / "run")
-    assert any(line.lstrip(" -").startswith(told) for line in str(caught.value).splitlines())
+    assert any(line.lstrip(" -").startswith(message) for line in str(caught.value).splitlines())
 
 
 def test_a_text_of_the_users_own_is_never_taken_for_a_key(tmp_path: Path) -> None:
@@ -226,3 +226,21 @@ def test_a_grandchild_may_have_the_keys_of_the_only_policy_that_is_left(tmp_path
     assert list(recipe.policies) == ["solver"]
     solver = recipe.policies["solver"]
     assert (solver.train.lr, solver.train.steps, solver.sampling.max_tokens) == (0.5, 3, 9)
+
+
+def test_an_override_may_refer_to_a_policy_that_the_base_has(tmp_path: Path) -> None:
+    write(tmp_path, SHORT, "base.yaml")
+    top = write(tmp_path, {"extends": "base.yaml", "policies": {"solver": POLICY}})
+    assert list(full_mapping(top)["policies"]) == ["solver"]
+    assert sorted(full_mapping(top, {"workflow.policy": "actor"})["policies"]) == ["actor", "solver"]
+
+
+def test_a_list_of_followed_policies_is_refused_like_any_other_wrong_value(tmp_path: Path) -> None:
+    follower = {"model": "./m", "role": "follower", "follows": ["actor"]}
+    answer = refusal(write(tmp_path, {**FULL, "policies": {"actor": POLICY, "old": follower}}))
+    assert answer.startswith("policies.old.follows: Input should be a valid string")
+
+
+def test_the_arguments_of_ones_own_component_may_have_a_key_use(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SHORT), {"train.loss": {"use": "m:f", "args": {"of": {"use": "x"}}}})
+    assert recipe.policies["actor"].train.loss.model_dump()["args"] == {"of": {"use": "x"}}

@@ -16,7 +16,7 @@ from astraflow.errors import ConfigError
 from astraflow.protocols import AdamStep
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
-from astraflow.trainer.torch.parallel.recompute import recompute_layers
+from astraflow.trainer.torch.layers import recompute_layers
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types.host_tensors import HostTensor
 from drivers.trainer_builders import VOCAB_SIZE, make_samples, save_model
