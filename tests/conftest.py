@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
 
 from drivers.system_driver import Runs, astraflow, made_once
 
@@ -48,6 +50,19 @@ def _place(item: pytest.Item) -> int:
     return max(
         (place for place, name in enumerate(_LONGEST_FIRST) if name in names), default=len(_LONGEST_FIRST)
     )
+
+
+class _ByFile(LoadGroupScheduling):
+    """Gives a worker the tests of a file or of a group: what they import and set up, one worker does."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope = super()._split_scope(nodeid)
+        return nodeid.partition("::")[0] if scope == nodeid else scope
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
+    return _ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_collection_finish() -> None:

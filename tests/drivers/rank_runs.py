@@ -84,6 +84,11 @@ def slice_of(step: int, ranks: Ranks) -> Batch:
     return msgspec.structs.replace(whole, rank=ranks.rank, world=ranks.world, samples=samples)
 
 
+RankRun = tuple[list[dict[str, float]], dict[str, bytes]]
+"""The metrics of each step, and what this rank has of the version after the last: rank 0 all of it, since it
+is smaller than a segment."""
+
+
 def train_on_ranks(
     ranks: Ranks,
     model_dir: Path,
@@ -91,28 +96,38 @@ def train_on_ranks(
     steps: range,
     saved: Path | None = None,
     loaded: Path | None = None,
-) -> tuple[list[dict[str, float]], dict[str, bytes]]:
-    """The metrics of each step, and what this rank has of the version after the last: rank 0 all of it, since
-    it is smaller than a segment."""
+) -> RankRun:
+    """Trains some steps, from a checkpoint if one is to be loaded."""
     learner = make_learner(ranks, model_dir, settings)
     if loaded is not None:
         learner.load(loaded)
+    found = _train(learner, steps)
+    if saved is not None:
+        learner.save(saved)()
+    return found
+
+
+def resume_on_ranks(
+    ranks: Ranks, model_dir: Path, settings: dict[str, Any], steps: range, loaded: Path
+) -> tuple[dict[str, bytes], RankRun]:
+    """Does the same from a checkpoint. Returns: the version that it holds, and the run."""
+    learner = make_learner(ranks, model_dir, settings)
+    learner.load(loaded)
+    return _train(learner, range(0))[1], _train(learner, steps)
+
+
+def _train(learner: LossLearner, steps: range) -> RankRun:
     found = []
     for step in steps:
         assert isinstance(learner.backend, TorchBackend)
         result = learner.train_step(slice_of(step, learner.backend.data_ranks))
         found.append({item.name: item.value for item in result.metrics if not item.name.endswith("_s")})
-    version = {tensor.name: tensor.data.tobytes() for tensor in learner.export()}
-    if saved is not None:
-        learner.save(saved)()
-    return found, version
+    return found, {tensor.name: tensor.data.tobytes() for tensor in learner.export()}
 
 
 OF_COMPUTED = {"computed_frac", "router_balance_loss", "router_entropy", "expert_load_max"}
 """Metrics over computed tokens. Those of a prompt are computed once for all its samples in a microbatch, so
 their number depends on how samples are distributed over ranks."""
-RankRun = tuple[list[dict[str, float]], dict[str, bytes]]
-"""What `train_on_ranks` returns."""
 
 
 def assert_same_run(found: RankRun, expected: RankRun) -> None:

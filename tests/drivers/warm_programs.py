@@ -192,7 +192,8 @@ class WarmPrograms:
 
 def _start(env: Mapping[str, str]) -> tuple[socket.socket, ServerProcess]:
     # Its forks replace the value of the mark by their own, of the same length.
-    own = {MARK: secrets.token_hex(8), "PYTHONPATH": str(ROOT / "tests")}
+    path = os.pathsep.join([str(ROOT / "tests"), *filter(None, [env.get("PYTHONPATH")])])
+    own = {MARK: secrets.token_hex(8), "PYTHONPATH": path}
     return start_server({**env, **own}, "drivers.warm_server")
 
 

@@ -31,7 +31,7 @@ from astraflow.types import BatchReply, Episode, EpisodeResult, Lease, Trajector
 from astraflow.wire import column
 from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_episode, running
 
-NUM_STEPS = 12
+NUM_STEPS = 8
 GROUP_SIZE, GROUPS_PER_BATCH, NUM_TASKS = 2, 3, 6
 PATIENT = DataflowConfig(lease_timeout_s=3600.0)
 """No lease runs out because the machine is slow."""

@@ -24,6 +24,9 @@ GROUPS["parts"] = [
         - {file for files in GROUPS.values() for file in files}
     ),
 ]
+VARIABLES = {"runs": {"CUDA_VISIBLE_DEVICES": "6,4,2,0", "NCCL_SHM_DISABLE": "1"}}
+"""As a scheduler sets them, in a container with little shared memory. All programs of a group have the same,
+so that they can be forked."""
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +44,7 @@ def library(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 def test_what_runs_on_gpus_runs_on_posing_gpus(library: Path, group: str) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs"]
     command = [sys.executable, "-m", "pytest", *options, *GROUPS[group]]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(library), capture_output=True, text=True, check=False
-    )
+    variables = environment(library, **VARIABLES.get(group, {}))
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout.splitlines()[-1], done.stdout[-2000:]

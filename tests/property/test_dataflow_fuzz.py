@@ -2,8 +2,6 @@
 
 import asyncio
 import base64
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -14,11 +12,10 @@ from hypothesis import strategies as st
 
 from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
-from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import WireError
 from astraflow.service.client import MemoryTransport
 from astraflow.types import EpisodeResults, Publication
-from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running
+from drivers.dataflow_driver import Run
 
 BODIES = [route for route in ROUTES if route.body is not None and route.name != "stop"]
 TYPES = sorted({route.body for route in ROUTES if route.body is not None}, key=lambda kind: kind.__name__)
@@ -100,25 +97,6 @@ def test_deep_or_random_bytes_are_a_wire_error(kind: type, noise: bytes, depth: 
     ):
         with pytest.raises(WireError):
             wire.decode(body, kind, media_type)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, Run]]:
-    """A run with a trainer, a version and a worker with leases; its loop."""
-    stack = AsyncExitStack()
-
-    async def started() -> Run:
-        config = DataflowConfig(lease_timeout_s=1e6)  # nothing happens by itself, however long a test takes
-        run = await stack.enter_async_context(running(tmp_path_factory.mktemp("run"), config=config))
-        await ScriptedTrainer(run.client).attach()
-        worker = ScriptedWorker(run.client)
-        await worker.register()
-        await worker.lease()
-        return run
-
-    with asyncio.Runner() as runner:
-        yield runner, runner.run(started())
-        runner.run(stack.aclose())
 
 
 async def sent(run: Run, route: Route, path: str, media_type: str, body: bytes) -> tuple[int, int]:

@@ -6,59 +6,50 @@ with none: never a 500, never no answer, and what is refused changes nothing.
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from schemathesis import Case, GenerationMode, openapi
 
 from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
-from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.service.openapi import openapi_document
 from astraflow.service.client import MemoryTransport
 from astraflow.service.server import TokenAuth
 from astraflow.types import ScalingAdvice, StatusReply
-from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running
+from drivers.dataflow_driver import Run
 
-SCHEMA = openapi.from_dict(openapi_document())
+if TYPE_CHECKING:
+    from schemathesis import Case
+    from schemathesis.schemas import BaseSchema
+
 TOKENS = {f"{role}-token": role for role in ("worker", "trainer", "viewer", "admin")}
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, Run]]:
-    """A run with a trainer, a version and a worker with leases; its loop."""
-    stack = AsyncExitStack()
+@cache
+def schema() -> "BaseSchema":
+    """The document. schemathesis takes longer to import than most files take to test: only this one does."""
+    from schemathesis import openapi
 
-    async def started() -> Run:
-        config = DataflowConfig(lease_timeout_s=1e6)  # nothing happens by itself, however long a test takes
-        run = await stack.enter_async_context(running(tmp_path_factory.mktemp("run"), config=config))
-        await ScriptedTrainer(run.client).attach()
-        worker = ScriptedWorker(run.client)
-        await worker.register()
-        await worker.lease()
-        return run
-
-    with asyncio.Runner() as runner:
-        yield runner, runner.run(started())
-        runner.run(stack.aclose())
+    return openapi.from_dict(openapi_document())
 
 
-def requests_of(route: Route) -> st.SearchStrategy[Case]:
+def requests_of(route: Route) -> "st.SearchStrategy[Case]":
     """Requests that fit the document, and, where there is anything to get wrong, some that do not."""
-    operation = SCHEMA[route.path.replace(":int", "")][route.method]
+    from schemathesis import GenerationMode
+
+    operation = schema()[route.path.replace(":int", "")][route.method]
     right = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
     if route.body is None and not route.params and "{" not in route.path:
         return right
     return st.one_of(right, operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
 
 
-def sendable(case: Case) -> tuple[str, dict[str, str], bytes]:
+def sendable(case: "Case") -> tuple[str, dict[str, str], bytes]:
     """Target, headers and body; nobody waits."""
     query = {str(name): value for name, value in dict(case.query or {}).items()}
     if "wait_s" in query:
@@ -92,7 +83,7 @@ async def state_of(run: Run) -> tuple[int, StatusReply]:
     return run.journal.seq, timeless
 
 
-async def check(run: Run, route: Route, case: Case) -> None:
+async def check(run: Run, route: Route, case: "Case") -> None:
     """Sends a request as everybody."""
     target, headers, body = sendable(case)
     transport = MemoryTransport(TokenAuth(run.service.app, TOKENS))

@@ -12,17 +12,17 @@ pytestmark = pytest.mark.system
 
 _BENCHMARKS = ROOT / "benchmarks"
 _SMALL = {
-    "engine": (("--model", "tiny", "--repeats", "1"), ("speedup_mixed", "speedup_equal", "engine_mixed")),
     "dataflow": (
         ("--quick", "--rounds", "1", "--only", "ingest,cycles"),
         ("ingest_per_s", "cycles_per_s", "lease_p99_ms", "bare_cycles_per_s"),
     ),
+}
+_SMALL_BUT_LONG = {
+    "engine": (("--model", "tiny", "--repeats", "1"), ("speedup_mixed", "speedup_equal", "engine_mixed")),
     "multi_policy": (
         ("--quick", "--steps", "2"),
         ("speedup_vs_best_min", "frac_of_bound_min", "speedup_vs_plain_geomean", "idle_frac"),
     ),
-}
-_SMALL_BUT_LONG = {
     "start": (("--steps", "3"), ("start_s", "end_s", "starts_over_floor", "peak_pss_mb")),
     "autoscale": (
         ("--quick", "--steps", "8"),

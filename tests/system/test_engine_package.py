@@ -1,11 +1,12 @@
 """The package on the page about engines: installed into its own environment, and named in a recipe."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from astraflow.errors import ConfigError
+from astraflow.recipe.recipe import load_recipe
 from drivers.package_driver import environment_with
 from drivers.system_driver import ROOT, Runs
 
@@ -51,7 +52,6 @@ def test_its_settings_are_checked(python: str, recipe: str, runs: Runs) -> None:
     assert "rollout.engine.max_context = 1" in done.stderr
 
 
-def test_without_the_package_its_name_is_not_an_engine(recipe: str, runs: Runs) -> None:
-    done = astraflow(sys.executable, "run", recipe, "--dry-run", folder=runs.folder)
-    assert done.returncode == 2
-    assert 'rollout.engine.name = "generate" is not an engine' in done.stderr
+def test_without_the_package_its_name_is_not_an_engine(recipe: str) -> None:
+    with pytest.raises(ConfigError, match=r'rollout\.engine\.name = "generate" is not an engine'):
+        load_recipe(Path(recipe))

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from drivers.nodes_runs import ALIKE, ALIKE_STEPS, first_steps
-from drivers.system_driver import Runs, astraflow, num_steps, wait_until
+from drivers.system_driver import Runs, astraflow, interrupt, num_steps, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -22,7 +22,8 @@ def test_two_nodes_train_to_the_byte_what_one_trains_and_go_on_when_one_is_kille
     agent = two.pid_of("node-actor-1")
     (rank,) = psutil.Process(agent).children()
     os.kill(agent, signal.SIGKILL)
-    alone = runs.start(recipe, *ALIKE, "train.ranks=2", "train.shard.replicate=2", name="alone")
+    steps = f"train.steps={ALIKE_STEPS}"
+    alone = runs.start(recipe, *ALIKE, "train.ranks=2", "train.shard.replicate=2", steps, name="alone")
     assert two.finish() == 0, two.report()
     assert two.summary()["audit_ok"]
     log = (two.run_dir / "logs" / "trainer-actor.log").read_text()
@@ -32,7 +33,7 @@ def test_two_nodes_train_to_the_byte_what_one_trains_and_go_on_when_one_is_kille
 
 
 def test_a_trainer_goes_on_without_a_lost_machine_and_takes_it_back(runs: Runs) -> None:
-    recipe = runs.recipe(steps=60)
+    recipe = runs.recipe(steps=500)
     nodes = ("train.ranks=2", "train.nodes=2", "train.checkpoint_every=1", "supervision.node_timeout_s=1")
     run = runs.start(recipe, *nodes)
     log = run.run_dir / "logs" / "trainer-actor.log"
@@ -50,8 +51,9 @@ def test_a_trainer_goes_on_without_a_lost_machine_and_takes_it_back(runs: Runs) 
     wait_for_steps()
     agent.resume()
     wait_until(run, lambda: "is back, so the trainer starts again with it" in log.read_text(), timeout_s=120)
-    assert run.finish() == 0, run.report()
-    assert run.summary()["audit_ok"]
+    wait_for_steps()
+    assert interrupt(run) == 130, run.report()
+    assert astraflow("audit", str(run.run_dir)).returncode == 0
     assert log.read_text().count("goes on with") == 1
 
 

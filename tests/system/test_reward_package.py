@@ -2,11 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from astraflow.errors import ConfigError
+from astraflow.recipe.recipe import load_recipe
 from drivers.package_driver import environment_with
 from drivers.system_driver import ROOT
 from drivers.weight_files import write_model_folder
@@ -15,12 +16,17 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 PACKAGE = ROOT / "examples" / "reward_package"
 SCORE = """
+from astraflow.errors import ConfigError
 from astraflow.protocols import ScoringCall
 from astraflow.recipe.recipe import load_recipe
 from astraflow.types import Task
 score = load_recipe("recipe.yaml").tasks.reward.make()
 task = Task(id="train/0", source="train", prompt="40 + 2", answer="42")
 print(*(score(ScoringCall(task, text, text)) for text in ("42", "40", "100", "many")))
+try:
+    load_recipe("recipe.yaml", {"tasks.reward.tolerance": 0})
+except ConfigError as err:
+    print(err)
 """
 
 
@@ -47,23 +53,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_installed_reward_is_used_by_its_name(python: str, folder: Path) -> None:
+def test_an_installed_reward_is_used_by_its_name_and_its_settings_are_checked(
+    python: str, folder: Path
+) -> None:
     done = subprocess.run([python, "-c", SCORE], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.stdout == "1.0 0.9 0.0 0.0\n", done.stderr
-
-
-def test_its_settings_are_checked(python: str, folder: Path) -> None:
-    argv = [python, "-m", "astraflow", "run", "recipe.yaml", "--dry-run", "tasks.reward.tolerance=0"]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "tasks.reward.tolerance = 0" in done.stderr
+    scores, *refusal = done.stdout.splitlines()
+    assert scores == "1.0 0.9 0.0 0.0", done.stderr
+    assert "tasks.reward.tolerance = 0" in "\n".join(refusal)
 
 
 def test_without_the_package_its_name_is_not_a_reward(folder: Path) -> None:
-    argv = [sys.executable, "-m", "astraflow", "run", "recipe.yaml", "--dry-run"]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert 'tasks.reward.name = "close_answer" is not a reward' in done.stderr
+    with pytest.raises(ConfigError, match=r'tasks\.reward\.name = "close_answer" is not a reward'):
+        load_recipe(folder / "recipe.yaml")
 
 
 def test_the_package_is_small() -> None:

@@ -48,36 +48,36 @@ def test_a_sweep_survives_its_death_and_that_of_a_member(runs: Runs) -> None:
     recipe = str(runs.recipe(steps=2, eval=EVAL))
     group = runs.folder / "group"
     out = runs.folder / "sweep.txt"
-    members = [f"lr={lr}_seed={seed}" for lr in ("1e-4", "1e-3") for seed in range(2)]
+    first, second = (f"lr={lr}_seed=0" for lr in ("1e-4", "1e-3"))
 
-    sweep = start(recipe, "train.lr=1e-4,1e-3", "--seeds", "2", "--group-dir", str(group), out=out)
-    wait_for(lambda: state_of(group / members[1]) == "running", out)
+    sweep = start(recipe, "train.lr=1e-4,1e-3", "--seeds", "1", "--group-dir", str(group), out=out)
+    wait_for(lambda: state_of(group / first) == "running", out)
     sweep.kill()
     sweep.wait()
 
     sweep = start(str(group), out=out)
-    wait_for(lambda: state_of(group / members[3]) == "running", out)
-    os.kill(json.loads((group / members[3] / "run.json").read_text())["launcher_pid"], signal.SIGKILL)
+    wait_for(lambda: state_of(group / second) == "running", out)
+    os.kill(json.loads((group / second / "run.json").read_text())["launcher_pid"], signal.SIGKILL)
     assert sweep.wait() == 1, out.read_text()
-    assert f"{members[3]} failed (killed by SIGKILL" in out.read_text()
-    assert [state_of(group / name) for name in members if name != members[3]] == ["finished"] * 3
+    assert f"{second} failed (killed by SIGKILL" in out.read_text()
+    assert state_of(group / first) == "finished"
 
-    redone = astraflow("sweep", str(group), "--redo", members[3])
+    redone = astraflow("sweep", str(group), "--redo", second)
     assert redone.returncode == 0, redone.stdout + redone.stderr
-    assert "3 of 4 runs have ended before" in redone.stdout
+    assert "1 of 2 runs have ended before" in redone.stdout
     check_comparison(group, runs.folder / "curves.png")
 
 
 def check_comparison(group: Path, picture: Path) -> None:
-    """The comparison has a row per variant with two runs, a sentence, a picture, and a page."""
+    """The comparison has a row per variant, a sentence, a picture, and a page."""
     compared = astraflow("compare", str(group), "--markdown", "--png", str(picture))
     assert compared.returncode == 0, compared.stderr
-    assert "| lr=0.0001 | 2 |" in compared.stdout
-    assert "| lr=0.001 | 2 |" in compared.stdout
+    assert "| lr=0.0001 | 1 |" in compared.stdout
+    assert "| lr=0.001 | 1 |" in compared.stdout
     assert "- actor on heldout: lr=0.001 is " in compared.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     page = sweep_page(ViewedSweep("group", group), Results(), {})["compared"]
     assert isinstance(page, ComparedRuns)
     assert page.comparison is not None
     assert page.comparison.verdict.figure == "actor on heldout"
-    assert [member.state for member in page.members] == ["finished"] * 4
+    assert [member.state for member in page.members] == ["finished"] * 2

@@ -1,9 +1,13 @@
 """A run is refused before anything is loaded if its GPUs can't do its work."""
 
+import contextlib
+import gc
+import io
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe
 from astraflow.run.preflight import check_recipe
 from drivers.gpu_recipes import gpu_recipe
+from posing import gpus
 from posing.gpus import (
     CAPABILITY_VARIABLE,
     CAPACITY_VARIABLE,
@@ -25,12 +30,31 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """The environment of these tests, which is that of the processes that they start."""
+    """The environment of these tests, which is that of the programs that they start."""
     before = dict(os.environ)
     os.environ[VISIBLE] = "0,1,2,3,4,5,6,7"  # without it, a machine without a driver's files has no GPUs
     yield
     os.environ.clear()
     os.environ.update(before)
+    gpus.install()
+
+
+@pytest.fixture
+def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the program that describes the GPUs in this process, whose PyTorch is there already."""
+
+    def ask_program(command: list[str], env: dict[str, str] | None = None) -> CompletedProcess[str]:
+        del env
+        gc.collect()  # what earlier tests left on the devices
+        gpus.install()
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            exec(command[-1], {})
+        return CompletedProcess(command, 0, output.getvalue(), "")
+
+    monkeypatch.setattr("astraflow.addons.doctor.gpu_checks.ask_program", ask_program)
+
+
+in_this_process = pytest.mark.usefixtures("asked_here")
 
 
 def refusal(recipe: Recipe, **variables: str) -> str:
@@ -52,11 +76,13 @@ def test_good_gpus_pass(tmp_path: Path) -> None:
     assert refusal(on_gpus(tmp_path, ranks=4), **{CAPABILITY_VARIABLE: "8.6"}) == ""  # kernels of 8.0
 
 
+@in_this_process
 def test_gpus_are_counted_among_those_of_the_scheduler(tmp_path: Path) -> None:
     text = refusal(on_gpus(tmp_path, ranks=2), **{VISIBLE: "6"})
     assert f"among those that {VISIBLE} = '6' lists" in text
 
 
+@in_this_process
 def test_a_gpu_that_is_too_small_or_taken_is_named(tmp_path: Path) -> None:
     text = refusal(on_gpus(tmp_path), **{CAPACITY_VARIABLE: "1000"})
     assert "GPU 0 (Posing GPU 0) has 0.0 of 0.0 GB free, but trainer-actor need at least" in text
@@ -67,6 +93,7 @@ def test_a_gpu_that_is_too_small_or_taken_is_named(tmp_path: Path) -> None:
     assert "other processes take the rest: end them" in text
 
 
+@in_this_process
 @pytest.mark.parametrize("capability", ["7.5", "11.0"])
 def test_a_gpu_without_kernels_is_named(tmp_path: Path, capability: str) -> None:
     text = refusal(on_gpus(tmp_path), **{CAPABILITY_VARIABLE: capability})
@@ -77,6 +104,7 @@ def test_a_gpu_without_kernels_is_named(tmp_path: Path, capability: str) -> None
     )
 
 
+@in_this_process
 def test_ranks_need_whole_gpus(tmp_path: Path) -> None:
     slices = {NAME_VARIABLE: "NVIDIA H100 80GB HBM3 MIG 1g.10gb"}
     text = refusal(on_gpus(tmp_path, ranks=2), **slices)
@@ -85,6 +113,7 @@ def test_ranks_need_whole_gpus(tmp_path: Path) -> None:
     assert f"a process sees one MIG slice, unless {VISIBLE} lists the names of more" in text
 
 
+@in_this_process
 def test_an_old_driver_is_named(tmp_path: Path) -> None:
     problem = "The NVIDIA driver on your system is too old (found version 11040). Please update it."
     text = refusal(on_gpus(tmp_path), **{PROBLEM_VARIABLE: problem})

@@ -8,8 +8,9 @@ from gpu_phases import PHASES
 from posing import gpus
 
 pytestmark = pytest.mark.timeout(200)
-ELSEWHERE = {"tests", "quickstart", "publish-8b"}
-"""`test_posing.py` and `test_run.py` run these, and with tiny sizes, `publish-8b` is `publish-1.7b`."""
+ELSEWHERE = {"tests", "quickstart", "publish-8b", "trainer-4b-16k"}
+"""`test_posing.py` and `test_run.py` run the first two. With tiny sizes, the others are `publish-1.7b` and
+`trainer-1.7b-32k`."""
 SKIPPED = {"megatron-1.7b-8k": "megatron-core", "vllm-1.7b": "vLLM, in .venv-vllm"}
 """What this environment lacks."""
 

@@ -1,4 +1,4 @@
-"""The quickstart on GPUs: services, ranks, and versions. `test_one_gpu.py` resumes a run."""
+"""The quickstart on GPUs: services, ranks, and versions."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from drivers.system_driver import astraflow
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 SETTINGS = (
     *("sampling.max_tokens=8", "table.groups_per_batch=8", "table.group_size=2", "rollout.max_episodes=16"),
     *(
@@ -19,9 +19,7 @@ SETTINGS = (
 )
 
 
-def test_the_quickstart_trains_on_gpus(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,4,2")  # as a scheduler sets it
-    monkeypatch.setenv("NCCL_SHM_DISABLE", "1")  # as in a container with little shared memory
+def test_the_quickstart_trains_on_gpus(models: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     command = ("run", "recipes/quickstart.yaml", "--run-dir", str(run_dir), f"model={models / 'actor'}")
     done = astraflow(*command, *SETTINGS, "train.steps=2")

@@ -249,11 +249,11 @@ def _merged(base: dict[str, object], top: dict[str, object]) -> dict[str, object
     ("config", "problem"),
     [
         (
-            {"model_type": "qwen3_next"},
+            {"model_type": "qwen3_next", "num_hidden_layers": 2, "num_experts": 2},
             r"\(qwen3_next\) cannot generate .* `torch`: its layers \(gated delta nets\)",
         ),
         (
-            {"model_type": "mamba2"},
+            {"model_type": "mamba2", "num_hidden_layers": 2},
             r"\(mamba2\) cannot generate .*recurrent state.*Use rollout.engine `vllm`",
         ),
         ({"model_type": "gptj"}, "computes attention itself"),

@@ -82,4 +82,4 @@ def test_two_nodes_have_the_gpus_of_the_paper(recipes: dict[str, Any]) -> None:
     num_training = sum(policy.train.ranks for policy in full.recipe.trained.values())
     assert full.gpus_of == {"actor": 9, "tester": 3}
     assert num_training + full.num_generating == full.num_nodes * full.num_gpus == 16
-    assert "| 2 x 36 (9 + 3 GPUs) |" in tool("full_recipes").page()
+    assert "| 2 x 36 (9 + 3 GPUs) |" in tool("full_recipes").PAGE.read_text(encoding="utf-8")
