@@ -125,3 +125,10 @@ def test_without_a_whole_program_the_last_block_of_python_counts() -> None:
 )
 def test_a_hostile_reply_takes_little_time(reply: str) -> None:
     assert isinstance(program_of(reply), str)
+
+
+@pytest.mark.parametrize(("num_chars", "is_judged"), [(10, True), (600_000, False)])
+def test_the_texts_that_are_parsed_have_a_total_length(num_chars: int, is_judged: bool) -> None:
+    program = f"pad = '{'x' * num_chars}'\n{OK}"
+    reply = f"```python\n{program}\n```\nIt prints:\n```python\n6\n```\n"
+    assert program_of(reply) == (f"{program}\n" if is_judged else "6\n")
