@@ -25,7 +25,7 @@ REWORDED = (
     "astraflow.processes.service_state",
     "astraflow.processes.supervisor",
     "astraflow.addons.pool.pool_sizer",
-    "astraflow.addons.view.status_lines",
+    "astraflow.addons.view.screen",
     "astraflow.addons.watch",
 )
 

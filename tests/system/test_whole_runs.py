@@ -102,7 +102,7 @@ def test_an_interrupted_run_stops_within_5_seconds_and_resumes(runs: Runs) -> No
     time.sleep(1.0)  # the time that is shown has whole seconds
     status = astraflow("status", str(run.run_dir))
     assert status.returncode == 0, status.stderr
-    assert re.search(r"^actor step \d+/60: reward \d", status.stdout, re.M), "the reward of the newest step"
+    assert re.search(r"^actor +\d+/60 +\d\.", status.stdout, re.M), "the reward of the newest step"
     assert "  0:00  " not in status.stdout, "the time that the run has taken"
     pids = run.pids()
     began = time.monotonic()
