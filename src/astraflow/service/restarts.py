@@ -1,6 +1,8 @@
 """When a process that crashed is started again, and how it ended, in words."""
 
+import io
 import math
+import os
 import signal
 from collections import deque
 from pathlib import Path
@@ -11,6 +13,9 @@ __all__ = ["SIGKILL_CODES", "Backoff", "code_text", "end_text", "last_lines"]
 
 SIGKILL_CODES = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Exit codes of a process that SIGKILL ended. A shell or a container reports the second."""
+
+_TAIL_BYTES = 65_536
+"""Size of the end of a log in which `last_lines` looks. A whole log may have gigabytes."""
 
 
 class Backoff:
@@ -68,10 +73,12 @@ def end_text(code: int, memory: MemoryRecord | None = None, advice: str = "") ->
 
 
 def last_lines(log: Path, num_lines: int) -> str:
-    """The last lines of a log that aren't blank, indented."""
+    """The last lines at the end of a log that aren't blank, indented. Reads at most `_TAIL_BYTES`."""
     try:
-        with log.open(encoding="utf-8", errors="replace") as file:
-            lines = deque(filter(str.strip, file), maxlen=num_lines)
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            end = file.read(_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return "  (no log)"
+    lines = deque(filter(str.strip, io.StringIO(end, newline=None)), maxlen=num_lines)
     return "".join(f"  {line}" for line in lines).rstrip("\n")

@@ -43,3 +43,9 @@ def test_the_last_lines_of_a_log_leave_out_blank_ones(tmp_path: Path) -> None:
     assert last_lines(log, 2) == "  (no log)"
     log.write_text("one\n\ntwo\nthree\n \n")
     assert last_lines(log, 2) == "  two\n  three"
+
+
+def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"too far back\n" + b"\n" * 100_000 + b"the cause\r\nthe end\n")
+    assert last_lines(log, 3) == "  the cause\n  the end"
