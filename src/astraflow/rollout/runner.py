@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -210,11 +210,15 @@ class EpisodeRunner:
             await workflow.open()
 
     async def close(self) -> None:
-        """Closes the gateway of agent programs, if it was ever opened, and what the workflows opened."""
-        for workflow in self._open_workflows():
-            await workflow.close()
-        if self._gateway is not None:
-            await self._gateway.close()
+        """Closes what the workflows opened, and then the gateway of agent programs, if it was ever opened.
+
+        An error, which may be of a user's workflow, is raised after everything else is closed.
+        """
+        async with AsyncExitStack() as closing:
+            if self._gateway is not None:
+                closing.push_async_callback(self._gateway.close)
+            for workflow in reversed(self._open_workflows()):
+                closing.push_async_callback(workflow.close)
 
     def _open_workflows(self) -> list[OpenWorkflow]:
         workflows = [self._workflow, *[overrides.workflow for overrides in self._evaluation.values()]]

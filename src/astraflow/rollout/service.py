@@ -29,7 +29,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -210,12 +210,10 @@ class RolloutService:
         except ExceptionGroup as failures:
             raise _first_leaf(failures) from failures
         finally:
-            await self._runner.close()
-            await self._environments.close()
-            await self._evaluation.close()
-            await self._scoring.close()
-            for host in self._hosts.values():
-                await host.close()
+            parts = (self._runner, self._environments, self._evaluation, self._scoring, *self._hosts.values())
+            async with AsyncExitStack() as closing:  # if one of them fails, the others are still closed
+                for part in reversed(parts):
+                    closing.push_async_callback(part.close)
 
     def _loops(self, group: asyncio.TaskGroup) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """The loops with their names. The lease loop comes first because `_leave` cancels it first."""

@@ -635,6 +635,35 @@ def test_the_text_of_a_failure_can_always_be_sent() -> None:
         assert "name\ufffd" in wire.checked(classify_failure(error)).message
 
 
+class WithResource:
+    """A workflow with a resource; `error` is raised when that is closed."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self.is_open = False
+
+    async def __call__(self, task: ScoredTask, policies: Policies) -> Rewards:
+        return await single_turn(task, policies)
+
+    async def open(self) -> None:
+        self.is_open = True
+
+    async def close(self) -> None:
+        self.is_open = False
+        if self._error is not None:
+            raise self._error
+
+
+async def test_a_workflow_that_fails_to_close_does_not_keep_others_open() -> None:
+    failing = WithResource(ValueError("still in use"))
+    other = WithResource()
+    evaluation = {"test": EvalOverrides(workflow=other)}
+    with pytest.raises(ValueError, match="still in use"):
+        async with EpisodeRunner({}, failing, exact, evaluation=evaluation):
+            assert other.is_open
+    assert not other.is_open
+
+
 def exit_code(pid: int) -> int:
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
