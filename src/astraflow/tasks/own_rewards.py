@@ -222,12 +222,12 @@ def _read_parameters(function: Callable[..., object]) -> _Parameters:
 
 
 def _instance_method(target: Callable[..., object]) -> Callable[..., object]:
-    """The function itself; of a class, the `__call__` of its instances."""
-    return (
-        cast("Callable[..., object]", vars(target).get("__call__", target))
-        if isinstance(target, type)
-        else target
-    )
+    """The function itself; of a class, the `__call__` of its instances, which may be inherited."""
+    if not isinstance(target, type):
+        return target
+    # Not `target.__call__`: without such a method, it would be that of `type`, which makes instances.
+    methods = (vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base))
+    return next(methods, target)
 
 
 def make_own_reward(config: Use, *, where: str) -> OwnReward:

@@ -57,6 +57,10 @@ class Near:
         return -abs(int(text) - int(task.answer)) / self._scale
 
 
+class Nearer(Near):
+    """Inherits its `__call__`."""
+
+
 async def judged(task: Task, text: str, *, level: int) -> float:
     return level / 10
 
@@ -206,6 +210,16 @@ def test_an_own_reward_is_not_asked_for_an_answer_that_is_only_in_the_reasoning(
 
 def test_a_class_is_made_once_with_the_arguments() -> None:
     assert reward(own("Near", args={"scale": 4}))(TASK, "7") == -0.5
+
+
+def test_a_class_may_inherit_its_call(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "2 + 3?", "answer": "5"}))
+    sources = {"sums": {"name": "jsonl", "path": str(path)}}
+    section = own("Nearer", args={"scale": 4})
+    tasks = parse_config({"sources": sources, "reward": section}, TasksConfig)
+    check_gradable(tasks.reward, make_source(tasks.sources["sums"], name="sums"), tasks.sources["sums"])
+    assert reward(section)(TASK, "7") == -0.5
 
 
 def test_a_reward_may_return_a_score_with_metrics() -> None:
