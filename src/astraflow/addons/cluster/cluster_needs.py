@@ -86,10 +86,14 @@ def _named_in(node: Any, where: str) -> Iterator[tuple[str, str]]:
     if not isinstance(node, dict):
         return
     section: dict[str, Any] = node  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
-    if section.get("name") == "prepared" and not section["folder"]:
+    # The arguments of a user's own component may have the same keys, with values of any type.
+    if section.get("name") == "prepared" and section.get("folder") == "" and "dataset" in section:
         yield f"{where}.folder", f"data/{section['dataset']}"
-    attach: Any = section.get("attach") or {"url": ""}
-    is_attached = attach["url"] != ""
+    match section:
+        case {"attach": {"url": str(url)}}:
+            is_attached = url != ""
+        case _:
+            is_attached = False
     for key, value in section.items():
         if not (isinstance(value, str) and value and key in _PATH_KEYS):
             yield from _named_in(value, f"{where}.{key}")
@@ -108,7 +112,7 @@ def _own_modules(recipe: Recipe) -> Iterator[str]:
     for where, use in named_uses(recipe):
         module = use.use.partition(":")[0]
         top = module.partition(".")[0]
-        is_known = top in owners or top in sys.stdlib_module_names or top.startswith("astraflow")
+        is_known = top in owners or top in sys.stdlib_module_names or top == "astraflow"
         if where.startswith(_NOT_IN_PODS) or is_known:
             continue
         file = module_file(module)

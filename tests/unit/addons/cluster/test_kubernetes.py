@@ -227,6 +227,25 @@ def test_everything_that_only_this_machine_has_is_told_at_once(
     assert "openai" not in str(refused.value)
 
 
+def test_a_module_whose_name_only_begins_like_the_packages_is_not_in_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "astraflow_reward.py").write_text("def score(): ...\n")
+    with pytest.raises(ConfigError, match=r"the module astraflow_reward is .* on this machine"):
+        objects_of(with_reward("astraflow_reward:score"))
+
+
+def test_arguments_of_a_users_component_may_have_the_names_of_settings() -> None:
+    args = {"name": "prepared", "attach": True, "python": "/opt/python"}
+    assert objects_of(with_reward("json:dumps", args=args))
+
+
+def with_reward(use: str, **fields: object) -> Recipe:
+    sources = {"sums": {"name": "jsonl", "path": "/models/tasks.jsonl"}}
+    return make_recipe(tasks={"sources": sources, "reward": {"name": "use", "use": use, **fields}})
+
+
 def test_rendering_again_keeps_the_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(make_recipe().model_dump_json())
