@@ -4,9 +4,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from astraflow.errors import DataError
+from astraflow.service.memory import available_bytes
 
 __all__ = ["FreeSpace", "check_disk", "check_memory", "measure_capacity"]
 
@@ -27,9 +26,10 @@ class FreeSpace:
 
 
 def measure_capacity(folder: Path) -> FreeSpace:
-    """Measures this machine's free memory, and the free disk space where a folder is or will be."""
+    """Measures the memory that this process may still take, and the free disk space where a folder is or
+    will be."""
     existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_dir())
-    return FreeSpace(psutil.virtual_memory().available, shutil.disk_usage(existing).free)
+    return FreeSpace(available_bytes(), shutil.disk_usage(existing).free)
 
 
 def check_memory(what: str, capacity: FreeSpace, *, num_weights: int, largest: int) -> None:
