@@ -13,6 +13,7 @@ import openai
 import psutil
 import pytest
 
+from astraflow.addons.agents.gateway.chat_wire import ChatRequest
 from astraflow.errors import ConfigError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import ChatRenderer
@@ -440,6 +441,15 @@ async def test_an_engine_that_fails_is_a_server_error() -> None:
         assert open_.endpoint.problem == "OSError: gone"
 
 
+async def test_completions_of_one_request_have_all_ended_when_one_of_them_fails() -> None:
+    engine = FailsFirst()
+    request = {"model": "actor", "messages": [user("2")], "n": 2}
+    async with episode(letters(engine)) as open_:
+        with pytest.raises(OSError, match="gone"):
+            await open_.endpoint.chat(msgspec.convert(request, ChatRequest))
+        assert engine.has_ended
+
+
 async def test_a_client_that_leaves_cancels_its_request_and_nothing_is_recorded() -> None:
     engine = Noticing()
     async with episode(letters(engine)) as open_:
@@ -462,6 +472,23 @@ async def test_the_end_of_the_episode_cancels_what_still_runs() -> None:
         assert engine.cancelled.is_set()
         with pytest.raises(openai.APIStatusError, match="the episode is over"):
             await asked
+
+
+class FailsFirst(ScriptedEngine):
+    """Fails the first request. The others don't end before they are cancelled, and then take a moment."""
+
+    has_ended = False
+
+    async def generate(self, request: GenerateRequest) -> Any:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        if request is self.requests[0]:
+            raise OSError("gone")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            self.has_ended = True
 
 
 class Noticing(ScriptedEngine):

@@ -306,7 +306,7 @@ class EpisodeEndpoint:
 
     # --- who answers, and how ---
 
-    def _parse(self, request: ChatRequest, session: str) -> "_ParsedRequest":
+    def _parse(self, request: ChatRequest, session: str) -> _ParsedRequest:
         """Checks a request, and finds its policy and sampling parameters. Raises: RefusedError."""
         request.check()
         role = request.model if self._roles else ""
@@ -375,7 +375,7 @@ class EpisodeEndpoint:
 
     # --- where a request continues ---
 
-    def _find_start(self, parsed: "_ParsedRequest", messages: tuple[ChatMessage, ...]) -> _Point | None:
+    def _find_start(self, parsed: _ParsedRequest, messages: tuple[ChatMessage, ...]) -> _Point | None:
         """Finds the longest recorded history with which the messages begin; None if there is none."""
         keys = tuple(message.key for message in messages)
         known = [
@@ -385,7 +385,7 @@ class EpisodeEndpoint:
         ]
         return max(known, key=lambda point: len(point.keys), default=None)
 
-    def _find_start_by_tokens(self, parsed: "_ParsedRequest", prompt: Transcript) -> _Point | None:
+    def _find_start_by_tokens(self, parsed: _ParsedRequest, prompt: Transcript) -> _Point | None:
         """Finds the longest recorded history with whose exact tokens and images the prompt begins."""
         known = [
             p
@@ -414,7 +414,7 @@ class EpisodeEndpoint:
 
     # --- what the client sees ---
 
-    def _make_choice(self, parsed: "_ParsedRequest", answer: Answer, place: int) -> Choice:
+    def _make_choice(self, parsed: _ParsedRequest, answer: Answer, place: int) -> Choice:
         """A completion as the client gets it: without its stop text, and with its tool calls extracted."""
         request = parsed.request
         completion = answer.completion
@@ -533,10 +533,12 @@ def _begins_with(prompt: tuple[object, ...], known: tuple[object, ...]) -> bool:
 
 
 async def _gather(parts: list[Coroutine[Any, Any, _ResultT]]) -> list[_ResultT]:
-    """Runs all parts at once and returns their results in order. The first error cancels the other parts."""
+    """Runs all parts at once and returns their results in order. The first error cancels the other parts, and
+    is raised once they have ended."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
