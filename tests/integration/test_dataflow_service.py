@@ -583,8 +583,9 @@ async def test_malformed_requests_get_a_clear_400(tmp_path: Path) -> None:
             ("POST", "/v1/episodes", b"not json", "EpisodeResults"),
             ("POST", "/v1/stop", b'{"reason": "x", "why": 1}', "unknown field `why`"),
             ("GET", "/v1/policies/actor/batches/0", b"", "query parameter epoch is missing"),
-            ("GET", "/v1/policies/actor/versions?after=x", b"", "after='x' must be a number"),
-            ("GET", "/v1/policies/actor/versions?wait_s=nan", b"", "wait_s=nan must be finite"),
+            ("GET", "/v1/policies/actor/versions?after=x", b"", "after='x' must be an integer"),
+            ("GET", "/v1/policies/actor/versions?wait_s=nan", b"", "wait_s='nan' must be a finite"),
+            ("GET", "/v1/policies/actor/versions?wait_s=soon", b"", "wait_s='soon' must be a finite number"),
         ):
             headers = {"content-type": "application/json"}
             async with session.request(method, run.url + path, data=body or None, headers=headers) as answer:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -186,33 +186,26 @@ def path_int(request: Request, name: str) -> int:
 
 
 def int_param(request: Request, name: str, default: int | None) -> int:
-    """An integer from the query. Raises: WireError if it is missing or not an integer."""
-    return int(_param(request.query_params, name, default, _parse_integer))
-
-
-def float_param(request: Request, name: str, default: float) -> float:
-    """A finite number from the query. Raises: WireError."""
-    value = float(_param(request.query_params, name, default, float))
-    if not math.isfinite(value):
-        raise WireError(f"query parameter {name}={value} must be finite")
-    return value
-
-
-def _parse_integer(text: str) -> int:
-    if _INTEGER.fullmatch(text) is None:
-        raise ValueError
-    return int(text)
-
-
-def _param(query: Mapping[str, str], name: str, default: float | None, read: Callable[[str], float]) -> float:
-    text = query.get(name)
+    """An integer from the query. Raises: WireError if it is not an integer, or missing without a default."""
+    text = request.query_params.get(name)
     if text is None:
         if default is None:
             raise WireError(f"query parameter {name} is missing")
         return default
-    try:
-        return read(text)
-    except ValueError as err:
+    if _INTEGER.fullmatch(text) is None:
         raise WireError(
-            f"query parameter {name}={text[:MAX_SHOWN]!r} must be a number with up to 15 digits"
-        ) from err
+            f"query parameter {name}={text[:MAX_SHOWN]!r} must be an integer with up to 15 digits"
+        )
+    return int(text)
+
+
+def float_param(request: Request, name: str, default: float) -> float:
+    """A finite number from the query. Raises: WireError."""
+    text = request.query_params.get(name, str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise WireError(f"query parameter {name}={text[:MAX_SHOWN]!r} must be a finite number")
+    return value
