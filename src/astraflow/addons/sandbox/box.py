@@ -91,35 +91,31 @@ class Box:
         openings: Openings = NO_OPENINGS,
     ) -> Self:
         """Starts a box, using bubblewrap unless `bwrap` is empty. Raises: SandboxError."""
-        ours, theirs = socket.socketpair()
-        from_box, channel = socket.socketpair()
-        words = tempfile.TemporaryFile()  # noqa: SIM115 - the box owns it
-        plan = _plan(bwrap, interpreter, preloaded, openings, (theirs.fileno(), channel.fileno()))
-        try:
+        with contextlib.ExitStack() as opened:
+            words = opened.enter_context(tempfile.TemporaryFile())
+            ours, theirs = map(opened.enter_context, socket.socketpair())
+            from_box, channel = map(opened.enter_context, socket.socketpair())
+            plan = _plan(bwrap, interpreter, preloaded, openings, (theirs.fileno(), channel.fileno()))
             process = await _started(plan, words)
-        except BaseException:
-            ours.close()
-            from_box.close()
-            words.close()
-            raise
-        finally:
+            # Only the box may have these ends, so that its end is noticed.
             theirs.close()
             channel.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        box = cls(process, reader, writer, words)
-        try:
-            with from_box:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            box = cls(process, reader, writer, words)
+            try:
                 async with asyncio.timeout(_STARTING_S):
                     await box._received(0)
                 if openings.gateway:
                     box._port = _received_port(from_box)
                     box._gateway = openings.gateway
-        except TimeoutError:
-            await box.close()
-            raise SandboxError(f"a box did not start within {_STARTING_S:g} s") from None
-        except BaseException:
-            await box.close()
-            raise
+            except TimeoutError:
+                await box.close()
+                raise SandboxError(f"a box did not start within {_STARTING_S:g} s") from None
+            except BaseException:
+                await box.close()
+                raise
+            opened.pop_all()  # the box owns the others
+            from_box.close()
         return box
 
     async def run(self, program: Program) -> ProgramVerdict:
@@ -160,8 +156,8 @@ class Box:
                 [json.dumps(spec).encode(), command.stdin, *command.files.values()],
                 limits,
             )
-        is_startable = not program_report.problem or program_report.code == EXIT_UNSTARTABLE
-        if not is_startable:
+        # The command's own program may be missing, which is no fault of the box.
+        if program_report.problem and program_report.code != EXIT_UNSTARTABLE:
             raise SandboxError(f"an agent program could not be started in its box: {program_report.problem}")
         # Without a report, the program didn't end by itself: it was late, or the machine ran out of memory.
         code, has_result = REPORT_HEAD.unpack_from(report) if report else (program_report.code, False)
