@@ -127,6 +127,7 @@ class Compaction:
             closed: list[tuple[int, AuditedGroup]] = []
             yield from self._close_finished(ledger, closed)
             yield from self._write_rows(ledger, closed)
+            self._forget_segments(ledger)
             yield from self._write_audit_state(ledger)
             self._switch(ledger)
             yield
@@ -209,7 +210,6 @@ class Compaction:
     def _write_audit_state(self, ledger: Ledger) -> Iterator[None]:
         """Writes the audit state of the snapshot's record next to the one in force."""
         ledger.state.drawn_below = max([ledger.state.drawn_below, *(idx + 1 for idx in ledger.groups)])
-        self._first_needed(ledger)
         with self._transaction():
             self._db.execute("DELETE FROM audit_state WHERE at_seq = ?", (ledger.state.seq,))
         parts = (
@@ -232,19 +232,21 @@ class Compaction:
                 self._db.execute(sql, values)
             self._set_meta("compacted", msgspec.json.encode(compacted).decode())
 
-    def _first_needed(self, ledger: Ledger) -> int:
-        """The first segment with a payload that may still be requested.
+    def _forget_segments(self, ledger: Ledger) -> None:
+        """Forgets the segments of closed steps whose payloads may no longer be requested."""
+        for policy in ledger.policies.values():
+            first = min(policy.released, policy.num_committed - self._input.retained_steps)
+            policy.first_segments = {
+                step: segment for step, segment in policy.first_segments.items() if step >= first
+            }
 
-        Forgets the segments of closed steps whose payloads may not.
-        """
+    def _first_needed(self, ledger: Ledger) -> int:
+        """The first segment with a payload that may still be requested."""
         needed = [self._input.segment]
         for group in ledger.groups.values():
             for contribution in group.contributions.values():
                 needed += (ref.segment for ref in contribution.payloads)
         for policy in ledger.policies.values():
-            first_step = min(policy.released, policy.num_committed - self._input.retained_steps)
-            for step in [step for step in policy.first_segments if step < first_step]:
-                del policy.first_segments[step]
             needed += policy.first_segments.values()
         return min(needed)
 
