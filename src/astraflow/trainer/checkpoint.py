@@ -133,9 +133,7 @@ class CheckpointStore:
             policy=self._policy,
             step=staged.step,
             created_s=time.time(),
-            files=tuple(
-                FileRecord(p.relative_to(staged.path).as_posix(), p.stat().st_size, _hash(p)) for p in files
-            ),
+            files=tuple(_describe(staged.path, path.relative_to(staged.path).as_posix()) for path in files),
         )
         (staged.path / RECORD_FILE).write_bytes(wire.encode(record, wire.JSON))
         for path in (*paths, staged.path / RECORD_FILE, staged.path):
@@ -194,12 +192,7 @@ class CheckpointStore:
         """Why a folder is not an intact checkpoint; empty if it is."""
         try:
             record = wire.decode((path / RECORD_FILE).read_bytes(), CheckpointRecord, wire.JSON)
-            wrong = [
-                file.name
-                for file in record.files
-                for own in (path / file.name,)
-                if own.stat().st_size != file.num_bytes or _hash(own) != file.hash
-            ]
+            wrong = [file.name for file in record.files if _describe(path, file.name) != file]
         except (OSError, WireError) as err:
             return str(err)
         if record.policy != self._policy:
@@ -214,9 +207,12 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix(_PREFIX))
 
 
-def _hash(path: Path) -> str:
+def _describe(folder: Path, name: str) -> FileRecord:
+    """The record of a file as it is now."""
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    num_bytes = 0
+    with (folder / name).open("rb") as file:
         while chunk := file.read(_READ_BYTES):
             digest.update(chunk)
-    return digest.hexdigest()
+            num_bytes += len(chunk)
+    return FileRecord(name, num_bytes, digest.hexdigest())
