@@ -17,7 +17,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_names() -> list[str]:
-    """The numbers or names of the GPUs to which this process is limited; empty if it isn't limited."""
+    """The numbers or names of the GPUs to which this process is limited; empty without a limit or a GPU."""
     return [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
 
 

@@ -48,7 +48,7 @@ __all__ = [
 _CHARS_ON_LOOP = 65_536
 """Conversations with more characters are rendered in a thread. This many take tens of milliseconds."""
 
-_TEXT_OF_MESSAGE = 65_536
+_MAX_READABLE_CHARS = 65_536
 """Number of characters per message that an episode keeps for people to read. Tokens are never cut."""
 
 
@@ -117,7 +117,7 @@ class _Exchange:
         return [
             Message(
                 role=message.role,
-                content=message.content[:_TEXT_OF_MESSAGE],
+                content=message.content[:_MAX_READABLE_CHARS],
                 name=self.speaker if message.role == "assistant" else message.name,
             )
             for message in self.transcript.messages

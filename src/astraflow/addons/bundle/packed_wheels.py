@@ -62,12 +62,9 @@ def needed_distributions(requirements: Iterable[str]) -> list[Distribution]:
 
 
 def _requirements(dist: Distribution, extra: str) -> list[Requirement]:
-    """Returns what a distribution needs here or, if `extra` isn't empty, only what the extra adds."""
+    """Returns what a distribution needs here: with one of its extras or, if `extra` is empty, without."""
     every = [Requirement(text) for text in dist.requires or ()]
-    always = [each for each in every if each.marker is None or each.marker.evaluate({"extra": ""})]
-    if not extra:
-        return always
-    return [each for each in every if each.marker is not None and each.marker.evaluate({"extra": extra})]
+    return [each for each in every if each.marker is None or each.marker.evaluate({"extra": extra})]
 
 
 def pack_wheel(dist: Distribution, to: Path) -> Path:

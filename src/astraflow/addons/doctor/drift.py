@@ -79,7 +79,10 @@ async def measure_drift(
                 )
         except TimeoutError as err:
             done = ", ".join(f"{name}: {len(probe.results)}" for name, probe in probes.items())
-            raise DeadlineError(f"{steps} steps took longer than {deadline_s:.0f} s (done: {done})") from err
+            raise DeadlineError(
+                f"{steps} steps took longer than {deadline_s:.0f} s (done: {done}); lower "
+                "policies.*.sampling.max_tokens for this check, or run it on a faster machine"
+            ) from err
     return tuple(_drift(name, probe, _limit(short, short.policies[name])) for name, probe in probes.items())
 
 
@@ -146,7 +149,8 @@ class _Probe:
 def _drift(name: str, probe: _Probe, limit: float) -> PolicyDrift:
     if any({"behavior_gap", "behavior_gap_max"} - result.keys() for result in probe.results):
         raise ConfigError(
-            f"policies.{name}.train.backend reports no behavior_gap_max, so its drift is unknown"
+            f"policies.{name}.train.backend reports no behavior_gap or no behavior_gap_max, so its drift is "
+            "unknown"
         )
     return PolicyDrift(
         policy=name,

@@ -14,7 +14,7 @@ import msgspec
 
 from astraflow.addons.experiments.group_file import GROUP_FILE, failure_of, load_group
 from astraflow.addons.experiments.recipe_lines import recipe_lines
-from astraflow.errors import ConfigError, DataError, Error
+from astraflow.errors import DataError, Error
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.user_input.user_files import read_part
 
@@ -117,7 +117,7 @@ def read_result(path: Path, name: str = "") -> RunResult:
         record = folder.load_record()
         recipe = recipe_lines(folder)
         rows = metric_rows(folder)
-    except (Error, ConfigError, OSError) as err:
+    except (Error, OSError) as err:
         state = "failed" if failure else "unknown"
         return RunResult(path, name or path.name, state, failure or str(err), {}, {}, {})
     # The record of a launcher that was killed still says that the run continues.

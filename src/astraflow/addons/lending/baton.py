@@ -45,7 +45,7 @@ Orders = tuple[tuple[Tenant, BatonMessage], ...]
 
 @dataclass(slots=True)
 class Baton:
-    """Example: `baton.want("trainer")` returns `(("trainer", Message.TAKE),)` if the device is free."""
+    """Example: `baton.want("trainer")` returns `(("trainer", BatonMessage.TAKE),)` if the device is free."""
 
     is_lent: bool = True
     """Whether the rollout service may have the device while the trainer doesn't want it. At the start, the

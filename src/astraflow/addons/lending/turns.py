@@ -1,6 +1,6 @@
 """The turns of a service that shares its device: it asks the arbiter of the launcher for each of them.
 
-Both sides exchange the messages of `baton.Message` over a Unix socket that keeps messages apart. The first
+Both sides exchange the messages of `BatonMessage` over a Unix socket that keeps messages apart. The first
 message is the service's name. Each wish has a number, which its answers repeat, so a late answer isn't taken
 for that to another wish. The kernel closes the socket when the process ends, however it ends, so the arbiter
 gives the device to the other tenant at once.

@@ -57,8 +57,7 @@ class MegatronBackend(ModelVerbs):
         torch.set_num_threads(config.backend.num_threads)
         self._groups = make_groups(ranks, config.backend)
         self._device = str(self._groups.device)
-        self._need = rank_need(config, model_dir)
-        check_memory(self._need, free_bytes(self._device))
+        check_memory(rank_need(config, model_dir), free_bytes(self._device))
         self._policy = TrainedPolicy(model_dir, config, self._groups)
         self._frozen: dict[ModelRole, tuple[SplitModel, str, Path]] = {}
         for role, folder in frozen_folders(config, model_dir).items():

@@ -197,7 +197,7 @@ def open_database(path: Path) -> sqlite3.Connection:
     """The database with its tables, which are created if it is new.
 
     One thread uses it at a time: first the one that opens it, then that of the tables' writer.
-    Raises: JournalError if it has another schema, or is not the database of a journal; sqlite3.Error.
+    Raises: JournalError if it has another schema; sqlite3.Error, also if it isn't the database of a journal.
     """
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S)
     try:
