@@ -40,7 +40,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(runs: Runs) -> None:
     run = started(runs)
     pids = run.pids()
     run.process.send_signal(signal.SIGINT)
-    run.read_until("stopping; press Ctrl-C again to end everything at once")
+    run.read_until("press Ctrl-C again to end everything at once")
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 130, run.report()
     assert wait_gone(pids, timeout_s=1) == []
