@@ -1,4 +1,4 @@
-"""Handlers of the trainers' routes: session, batch, version, commit, release, failure, and a person's `drop`."""
+"""Handlers of trainers' routes: session, batch, version, commit, release, failure; and a person's `drop`."""
 
 import asyncio
 import logging
