@@ -49,7 +49,7 @@ def _smoke(recipe: JsonMap) -> None:
     for policy in recipe["policies"].values():
         _shrink_policy(policy)
     for section in _sections(recipe):
-        if section.get("name") == "prepared":
+        if section.get("name") == "prepared" and "dataset" in section:
             section["folder"] = str(fixtures / section["dataset"])
     for section in (recipe, *recipe["eval"]["sets"].values()):
         section["workflow"] = _shrink_workflow(section["workflow"], fixtures)

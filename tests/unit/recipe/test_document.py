@@ -1,5 +1,6 @@
 """A recipe with one policy may have that policy's keys at its top; it is resolved to the full form."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.recipe.document import POLICY_KEYS, full_mapping, keys_as_written
 from astraflow.recipe.recipe import PolicyConfig, Recipe, load_recipe
+from astraflow.recipe.scale import scale_mapping
 from astraflow.run.preflight import check_recipe
+from drivers.recipe_builders import make_digit_recipe
 
 TASKS = {"sources": {"mine": {"name": "jsonl", "path": "tasks.jsonl"}}, "reward": "exact"}
 SHORT: dict[str, Any] = {"name": "mine", "tasks": TASKS, "model": "./m", "train": {"lr": 0.1}}
@@ -244,3 +247,11 @@ def test_a_list_of_followed_policies_is_refused_like_any_other_wrong_value(tmp_p
 def test_the_arguments_of_ones_own_component_may_have_a_key_use(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, SHORT), {"train.loss": {"use": "m:f", "args": {"of": {"use": "x"}}}})
     assert recipe.policies["actor"].train.loss.model_dump()["args"] == {"of": {"use": "x"}}
+
+
+def test_a_scale_leaves_the_arguments_of_own_components_alone(tmp_path: Path) -> None:
+    mapping = json.loads(make_digit_recipe(tmp_path, tmp_path).model_dump_json())
+    args = {"name": "prepared"}
+    mapping["tasks"]["environments"] = {"shop": {"use": "my_shop:Shop", "args": dict(args)}}
+    scale_mapping(mapping, "smoke")
+    assert mapping["tasks"]["environments"]["shop"]["args"] == args

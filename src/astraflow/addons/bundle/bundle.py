@@ -216,8 +216,9 @@ def _read_by(node: Any, where: str, copies: dict[str, Path]) -> None:
     if not isinstance(node, dict):
         return
     section: _JsonMap = node  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
-    if section.get("name") == "prepared":
-        section["folder"] = section["folder"] or f"data/{section['dataset']}"
+    # The arguments of a user's own component may have the same keys.
+    if section.get("name") == "prepared" and section.get("folder") == "" and "dataset" in section:
+        section["folder"] = f"data/{section['dataset']}"
     for key, value in section.items():
         if isinstance(value, str) and value and key in _PATH_KEYS:
             if not is_there(Path(value)):

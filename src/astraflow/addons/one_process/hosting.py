@@ -66,7 +66,9 @@ async def open_runner(
     evaluation.host(hosted)
     if isinstance(scoring, JudgedScoring):
         scoring.host(hosted)
-    try:
+    async with AsyncExitStack() as closing:  # if one of them fails, the others are still closed
+        for part in (scoring, evaluation, environments):
+            closing.push_async_callback(part.close)
         await environments.open()
         await scoring.start()
         await evaluation.start()
@@ -79,7 +81,3 @@ async def open_runner(
             evaluation=evaluation.overrides,
         ) as runner:
             yield runner
-    finally:
-        await environments.close()
-        await evaluation.close()
-        await scoring.close()
