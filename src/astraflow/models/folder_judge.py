@@ -103,6 +103,8 @@ class _Loaded:
     """Why it can't convert the tensors; empty if it can."""
     tied: Sequence[tuple[str, str]] = ()
     """Pairs of tensors of the files that the model ties."""
+    doubled: Sequence[tuple[str, str]] = ()
+    """Pairs of tensors of the files for one weight, with and without the prefix of the model's body."""
 
 
 def _load_headers(model: "PreTrainedModel", headers: Mapping[str, TensorHeader]) -> _Loaded:
@@ -134,11 +136,14 @@ def _load_headers(model: "PreTrainedModel", headers: Mapping[str, TensorHeader])
         tuple(names.get(_storage(state[name]), "") for name in pair)
         for pair in loaded.all_tied_weights_keys.items()
     ]
+    used = {names.get(_storage(tensor)) for tensor in state.values()}
+    prefixed = [(name, f"{model.base_model_prefix}.{name}") for name in headers]
     return _Loaded(
         sorted(info["missing_keys"]),
         sorted(info["unexpected_keys"]),
         sorted(info["mismatched_keys"]),
         tied=[(one, other) for one, other in tied if one and other and one != other],
+        doubled=[pair for pair in prefixed if pair[1] in headers and not used.issuperset(pair)],
     )
 
 
@@ -159,6 +164,11 @@ def _check_fit(
     missing = loaded.missing
     unexpected = loaded.unexpected
     misshapen = loaded.misshapen
+    if loaded.doubled:
+        one, other = loaded.doubled[0]
+        raise DataError(
+            f"its files hold {one} and {other}, but the model has one weight for both; remove one"
+        )
     if not (missing or unexpected or misshapen or loaded.error):
         return loaded.tied
     shapes = {name: shape for names, shape in weights for name in names}

@@ -89,6 +89,14 @@ def test_a_folder_that_fits_has_the_tensors_of_version_0(folder: Path) -> None:
         ),
         (lambda t: t | {"model.extra": torch.ones(2)}, r"\(not in the model: model\.extra\)"),
         (
+            lambda t: t | {"norm.weight": torch.ones(8)},
+            r"hold norm\.weight and model\.norm\.weight, but the model has one weight for both",
+        ),
+        (
+            lambda t: {f"model.{n}": w for n, w in t.items()} | {"lm_head.weight": t["lm_head.weight"] + 1},
+            r"hold lm_head\.weight and model\.lm_head\.weight, but",
+        ),
+        (
             lambda t: t | {"model.norm.weight": torch.ones(9)},
             r"of another shape: model\.norm\.weight is \(9,\) instead of \(8,\)",
         ),
