@@ -221,11 +221,14 @@ def _num_layers(names: Iterable[str]) -> int:
 def _check_order(model: "PreTrainedModel", names: Collection[str]) -> None:
     """Raises: DataError if only some of the tensors that make up one weight have the usual names.
 
-    transformers joins the experts of a layer in the order of their names.
+    transformers joins the experts of a layer in the order of their names. All names may lack the prefix of
+    the model's body, or have it twice.
     """
-    parts: dict[str, list[str]] = {}
+    prefix = f"{model.base_model_prefix}."
+    parts: dict[tuple[str, str], list[str]] = {}
     for view in file_views(model):
-        parts.setdefault(view.weight, []).append(view.name)
+        for form in ("", prefix, 2 * prefix):
+            parts.setdefault((form, view.weight), []).append(form + view.name.removeprefix(prefix))
     for own in parts.values():
         absent = [name for name in own if name not in names]
         if absent and len(absent) < len(own):

@@ -209,9 +209,11 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
     assert "layers.1.mlp.experts.3.up_proj.weight" in problem_of(folder)
 
 
-def test_an_expert_under_another_name_would_be_loaded_in_anothers_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["", "model.", "model.model."])
+def test_an_expert_under_another_name_would_be_loaded_in_anothers_place(prefix: str, tmp_path: Path) -> None:
     folder = save_tiny("mixtral", tmp_path / "model")
-    change(folder, renamed(r"^model\.(.*\.0\..*experts\.2\.w1)", r"model.model.\1"))
+    change(folder, renamed(r"^model\.", prefix))
+    change(folder, renamed(r"(\.0\..*experts)\.2\.w1", r"\1*2.w1"))
     assert re.search(r"experts\.2\.w1\.weight under other names .*in another order", problem_of(folder))
 
 
