@@ -89,7 +89,10 @@ async def test_a_command_reaches_nothing_outside_and_leaves_no_process() -> None
 async def test_a_command_that_does_not_end_is_ended_and_one_that_prints_much_is_cut() -> None:
     async with opened() as sandbox:
         ran = await run(
-            sandbox, START, ShellCommand("echo begun; sleep 60", timeout_s=0.3), "yes | head -c 999999"
+            sandbox,
+            START,
+            ShellCommand("echo begun; sleep 60", timeout_s=0.3),
+            ShellCommand("yes | head -c 999999", timeout_s=8.0),
         )
         late, long = ran.ended
         assert (late.is_late, late.code, late.stdout) == (True, 124, b"begun\n")
