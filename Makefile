@@ -18,7 +18,7 @@ INSTALLER ?=
 # Mutants per folder of the package; PACKAGE tries one folder and those below it.
 SAMPLE ?= 3
 PACKAGE ?=
-WORKERS ?= 3
+WORKERS ?= 4
 # Processes then share compiled modules. With this variable set, as in many containers, each compiles all of them again.
 export PYTHONDONTWRITEBYTECODE :=
 export INSTALLER
