@@ -59,8 +59,8 @@ def weight_paths(folder: Path) -> list[Path]:
 def check_weight_files(folder: Path) -> dict[str, tuple[Path, TensorHeader]]:
     """The tensors of a folder by name, each with its file.
 
-    Raises: DataError if there is no file, if none is the whole or named by an index, if one that the index
-    names is missing, if one is cut short or damaged, or if two have the same tensor.
+    Raises: DataError if there is no file, if there are parts without an index, if a file that the index names
+    is missing, if one is cut short or damaged, or if two have the same tensor.
     """
     paths = weight_paths(folder)
     if not paths and (parts := sorted(path.name for path in folder.glob("*.safetensors"))):
