@@ -221,8 +221,7 @@ def _num_layers(names: Iterable[str]) -> int:
 def _check_order(model: "PreTrainedModel", names: Collection[str]) -> None:
     """Raises: DataError if only some of the tensors that make up one weight have the usual names.
 
-    transformers joins the experts of a layer in the order of their names. All names may lack the prefix of
-    the model's body, or have it twice.
+    transformers joins experts in the order of their names. All may lack the body's prefix, or have it twice.
     """
     prefix = f"{model.base_model_prefix}."
     parts: dict[tuple[str, str], list[str]] = {}

@@ -15,6 +15,7 @@ _QUICKSTART = frozenset(
     {
         "torch",
         "transformers",
+        "accelerate",
         "tokenizers",
         "safetensors",
         "jinja2",

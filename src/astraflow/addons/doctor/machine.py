@@ -27,7 +27,7 @@ __all__ = [
 
 _LOW_MEMORY_GIB = 1.0
 _LOW_DISK_GIB = 1.0
-_NEEDED = ("torch", "transformers", "safetensors", "jinja2")
+_NEEDED = ("torch", "transformers", "accelerate", "safetensors", "jinja2")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 

@@ -20,7 +20,7 @@ from astraflow.user_input.extras import install_hint
 
 __all__ = ["demo_recipe", "run_demo", "verdict"]
 
-_NEEDED = ("torch", "transformers", "safetensors", "jinja2", "reasoning_gym")
+_NEEDED = ("torch", "transformers", "accelerate", "safetensors", "jinja2", "reasoning_gym")
 """Modules of the extra `quickstart` that the demo needs. matplotlib is optional: it only draws the curve."""
 
 _STEPS = 40
