@@ -5,7 +5,7 @@ This is the only module of the core that names modules of add-ons. An installati
 can provide have entry points instead (`user_input.installed`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from astraflow.addons.one_process.half_run_command import run_only
     from astraflow.addons.one_process.trial import try_episode
     from astraflow.addons.pool.pool import SizedPool
+    from astraflow.addons.renderers_lib.library import load_library_renderer
     from astraflow.addons.tiny_models.spec_files import build_model
     from astraflow.addons.view.prometheus import prometheus_text
     from astraflow.report.view import RunPage, ShownRun
@@ -43,6 +44,8 @@ __all__ = [
     "compiled",
     "download_model",
     "is_left_out",
+    "library_renderer",
+    "load_library_renderer",
     "make_lending_pool",
     "needs_text",
     "page_makers",
@@ -64,9 +67,11 @@ _PLACES = {
     "audit_lending": ("lending.audit:audit_lending", "audit"),
     "best_page": ("export.best:make_keeper", "eval.best.metric"),
     "build_model": ("tiny_models.spec_files:build_model", "building a model"),
+    "choose_renderer": ("renderers_lib.choice:choose_renderer", "renderer: library"),
     "compiled": ("fast_deltas.compiled", "compiling deltas"),
     "curve_page": ("plot.curve:CurvePage", "report"),
     "download_model": ("hub.download:download_model", "downloading a model"),
+    "load_library_renderer": ("renderers_lib.library:load_library_renderer", "renderer: library"),
     "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
     "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
     "run_only": ("one_process.half_run_command:run_only", "`astraflow run --only`"),
@@ -96,6 +101,16 @@ def page_makers() -> "list[Callable[[ShownRun], RunPage | None]]":
 def audits() -> "list[Callable[[Path], tuple[Sequence[str], Sequence[str]]]]":
     """Returns the further audits of a run folder, except those that are left out: lines, and problems."""
     return _present("audit_kept_caches", "audit_lending")
+
+
+def library_renderer(model_dir: Path, choice: str, args: Mapping[str, object], where: str) -> str:
+    """Returns which renderer of the library `renderers` renders a model folder; empty: its chat template does.
+
+    `choice`: the recipe's `renderer`. `args`: its `template_args`. Raises: ConfigError if it can't be used.
+    """
+    if choice == "library":
+        require("choose_renderer")
+    return next((choose(model_dir, choice, args, where) for choose in _present("choose_renderer")), "")
 
 
 def _present(*parts: str) -> list[Any]:

