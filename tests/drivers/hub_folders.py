@@ -48,21 +48,23 @@ class HubFamily:
     """Folder with the tokenizer."""
     template: str
     """Folder with the chat template."""
+    opening: str
+    """What a reply begins behind."""
     stops: tuple[str, ...]
 
 
+_CHATML = ("<|im_end|>", "<|endoftext|>")
+_GLM = ("<|endoftext|>", "<|user|>", "<|observation|>")
+_DEEPSEEK = ("<｜end▁of▁sentence｜>",)
+
 HUB_FAMILIES = (
-    HubFamily("qwen3", "qwen3_moe", "qwen-3", "qwen-3", ("<|im_end|>", "<|endoftext|>")),
-    HubFamily("qwen3.5", "qwen3_5", "qwen-3.5", "qwen-3.5", ("<|im_end|>", "<|endoftext|>")),
-    HubFamily(
-        "glm-5", "glm_moe_dsa", "glm-4.7-flash", "glm-5", ("<|endoftext|>", "<|user|>", "<|observation|>")
-    ),
-    HubFamily(
-        "glm-5.1", "glm_moe_dsa", "glm-4.7-flash", "glm-5.1", ("<|endoftext|>", "<|user|>", "<|observation|>")
-    ),
-    HubFamily("minimax-m2", "minimax_m2", "minimax", "minimax", ("[e~[",)),
-    HubFamily("deepseek-v3", "deepseek_v3", "deepseek-v3", "deepseek-v3", ("<｜end▁of▁sentence｜>",)),
-    HubFamily("deepseek-r1", "deepseek_v3", "deepseek-r1", "deepseek-r1", ("<｜end▁of▁sentence｜>",)),
+    HubFamily("qwen3", "qwen3_moe", "qwen-3", "qwen-3", "<|im_start|>assistant\n", _CHATML),
+    HubFamily("qwen3.5", "qwen3_5", "qwen-3.5", "qwen-3.5", "<|im_start|>assistant\n", _CHATML),
+    HubFamily("glm-5", "glm_moe_dsa", "glm-4.7-flash", "glm-5", "<|assistant|>", _GLM),
+    HubFamily("glm-5.1", "glm_moe_dsa", "glm-4.7-flash", "glm-5.1", "<|assistant|>", _GLM),
+    HubFamily("minimax-m2", "minimax_m2", "minimax", "minimax", "]~b]ai\n", ("[e~[",)),
+    HubFamily("deepseek-v3", "deepseek_v3", "deepseek-v3", "deepseek-v3", "<｜Assistant｜>", _DEEPSEEK),
+    HubFamily("deepseek-r1", "deepseek_v3", "deepseek-r1", "deepseek-r1", "<｜Assistant｜>", _DEEPSEEK),
 )
 
 
