@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.chat_template import template_environment, template_texts
 from astraflow.models.template_limits import within_limit
@@ -135,14 +137,21 @@ def _is_enough(model_dir: Path) -> bool:
 
 
 def _check_args(name: str, args: Mapping[str, object], where: str) -> None:
-    """Checks the arguments of the template. Raises: ConfigError if the library's renderer has no such one."""
+    """Checks the arguments of the template. Raises: ConfigError if the library's renderer refuses one."""
     from renderers import config_from_name
 
-    config = cast("Any", config_from_name(name))
-    known = sorted(type(config).template_field_names())
+    config = type(cast("Any", config_from_name(name)))
+    known = sorted(config.template_field_names())
     for arg in args:
         if arg not in known:
             raise ConfigError(
                 f"{where}: the renderer {name} of the library `renderers` has no template argument {arg!r}; "
                 f"it has {', '.join(known) or 'none'}"
             )
+    try:
+        config(**args)
+    except ValidationError as err:
+        first = err.errors()[0]
+        raise ConfigError(
+            f"{where}: template argument {'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}"
+        ) from err
