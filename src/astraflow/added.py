@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from astraflow.addons.one_process.half_run_command import run_only
     from astraflow.addons.one_process.trial import try_episode
     from astraflow.addons.pool.pool import SizedPool
-    from astraflow.addons.renderers_lib.library import load_library_renderer
     from astraflow.addons.tiny_models.spec_files import build_model
     from astraflow.addons.view.prometheus import prometheus_text
     from astraflow.report.view import RunPage, ShownRun
+    from astraflow.rollout.renderer import ChatRenderer
 
 __all__ = [
     "Gateway",
@@ -45,7 +45,6 @@ __all__ = [
     "download_model",
     "is_left_out",
     "library_renderer",
-    "load_library_renderer",
     "make_lending_pool",
     "needs_text",
     "page_makers",
@@ -71,7 +70,6 @@ _PLACES = {
     "compiled": ("fast_deltas.compiled", "compiling deltas"),
     "curve_page": ("plot.curve:CurvePage", "report"),
     "download_model": ("hub.download:download_model", "downloading a model"),
-    "load_library_renderer": ("renderers_lib.library:load_library_renderer", "renderer: library"),
     "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
     "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
     "run_only": ("one_process.half_run_command:run_only", "`astraflow run --only`"),
@@ -103,14 +101,13 @@ def audits() -> "list[Callable[[Path], tuple[Sequence[str], Sequence[str]]]]":
     return _present("audit_kept_caches", "audit_lending")
 
 
-def library_renderer(model_dir: Path, choice: str, args: Mapping[str, object], where: str) -> str:
-    """Returns which renderer of the library `renderers` renders a model folder; empty: its chat template does.
-
-    `choice`: the recipe's `renderer`. `args`: its `template_args`. Raises: ConfigError if it can't be used.
-    """
-    if choice == "library":
-        require("choose_renderer")
-    return next((choose(model_dir, choice, args, where) for choose in _present("choose_renderer")), "")
+def library_renderer(
+    model_dir: Path, choice: str, args: Mapping[str, object], where: str
+) -> "Callable[[str], ChatRenderer] | None":
+    """See `choose_renderer` of the add-on; None if the add-on is left out and not asked for."""
+    part = "choose_renderer"
+    chosen: list[Any] = [__getattr__(part)] if choice == "library" else _present(part)
+    return next((choose(model_dir, choice, args, where) for choose in chosen), None)
 
 
 def _present(*parts: str) -> list[Any]:

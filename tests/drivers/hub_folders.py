@@ -120,5 +120,6 @@ def _write_config(folder: Path, model_type: str, stops: tuple[str, ...]) -> None
 
 def _package_file(package: str, *parts: str) -> Path:
     spec = find_spec(package)
-    assert spec is not None and spec.origin is not None, f"{package} is in the extra `test`"
+    assert spec is not None, f"{package} is in the extra `test`"
+    assert spec.origin is not None
     return Path(spec.origin).parent.joinpath(*parts)

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -35,7 +35,8 @@ _CALL = '<|channel|>commentary to=functions.find <|constrain|>json<|message|>{"q
 _SAMPLED = (
     "<|channel|>analysis<|message|>First the moon.<|end|><|start|>assistant" + _CALL % "moon",
     "<|channel|>analysis<|message|>Größer: the sun? 🙂<|end|><|start|>assistant" + _CALL % "sun",
-    "<|channel|>analysis<|message|>That is more.<|end|><|start|>assistant<|channel|>final<|message|>The sun.<|return|>",
+    "<|channel|>analysis<|message|>That is more.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>The sun.<|return|>",
 )
 _RESULTS = {"moon": "384400 km", "sun": "150 million km"}
 _NUM_STEPS = 60
@@ -64,11 +65,12 @@ def model(folder: Path, renderer: ChatRenderer) -> Any:
         sliding_window=64, max_position_embeddings=4096, eos_token_id=[200002, 199999, 200012],
         pad_token_id=199999, tie_word_embeddings=True, initializer_range=0.1,
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config)
+    model = cast("Any", AutoModelForCausalLM).from_config(config)
     ids, is_sampled = _conversation(folder, renderer)
     places = [idx - 1 for idx, sampled in enumerate(is_sampled) if sampled]
     targets = torch.tensor([ids[idx + 1] for idx in places])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
+    loss = torch.tensor(0.0)
     for _ in range(_NUM_STEPS):
         hidden = model.model(torch.tensor([ids])).last_hidden_state[0, places]
         loss = torch.nn.functional.cross_entropy(model.lm_head(hidden), targets)
@@ -124,7 +126,7 @@ async def test_an_agents_turns_with_tools_extend_one_exact_prefix(actor: HostedP
     (trajectory,) = dialogue.recorder.trajectories({}, {})
     ids = torch.tensor(array(trajectory.token_ids, "int32").tolist())
     mask = array(trajectory.mask, "uint8").astype(bool)
-    text = actor.renderer.parse(ids[mask].tolist()).content
+    text = actor.renderer.parse([int(each) for each in ids[mask]]).content
     assert text == "".join(_SAMPLED).removesuffix("<|return|>")
     with torch.no_grad():
         logits = model(ids[None]).logits[0, :-1] / 0.01

@@ -59,8 +59,8 @@ def check_model(name: str, policy: PolicyConfig) -> bool:
         if key == f"policies.{name}.model":
             args = policy.template_args
             library = added.library_renderer(policy.model_dir, policy.renderer, args, where)
-            _check_tokenizer(where, policy.model_dir, needs_template=not library)
-            if not library:
+            _check_tokenizer(where, policy.model_dir, needs_template=library is None)
+            if library is None:
                 check_template_args(args, policy.model_dir, as_written(f"policies.{name}.template_args"))
     return True
 

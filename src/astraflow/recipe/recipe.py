@@ -89,9 +89,8 @@ class PolicyConfig(Config):
     """Arguments of the model's chat template, e.g. `{enable_thinking: false}`. They apply to every prompt of
     the policy and become defaults in exported folders. The template must read each of them."""
     renderer: Literal["auto", "template", "library"] = "auto"
-    """What renders conversations to tokens: the model's chat `template`, or the `library` renderers, which
-    reads no images. `auto` takes the library only if it knows the family, and the template loses or refuses
-    the results of tools, as that of gpt-oss does."""
+    """What renders prompts: the model's `template`, or the `library` renderers, which reads no images. `auto`
+    takes the library if it knows the family and the template refuses or loses the results of tools."""
     sampling: SamplingConfig = SamplingConfig()
     table: TableConfig = TableConfig()
     train: TrainConfig = TrainConfig()

@@ -30,14 +30,7 @@ from astraflow.models.template_limits import render_chat
 from astraflow.types import MediaRef, Message, PolicyInfo, ToolSpec
 from astraflow.types.bounds import as_text
 
-__all__ = [
-    "ChatRenderer",
-    "ChatTokenizer",
-    "load_renderer",
-    "load_tokenizer",
-    "policy_renderer",
-    "template_tool",
-]
+__all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer", "load_tokenizer", "policy_renderer"]
 
 _log = logging.getLogger(__name__)
 
@@ -273,14 +266,18 @@ class ChatTokenizer:
         """Renders the chat template, including the opening of the assistant's next message."""
         conversation = [_to_template_message(message) for message in messages]
         try:
-            functions = [template_tool(tool) for tool in tools] or None
-            arguments = {"tools": functions, "add_generation_prompt": True, **self._template_args}
+            arguments = {"tools": self.functions(tools), "add_generation_prompt": True, **self._template_args}
             return render_chat(self._tokenizer, conversation, arguments)
         except DataError as err:
             roles = ", ".join(message.role for message in messages)
             raise RolloutError(
                 f"the chat template refuses a conversation of ({roles}): {err}", is_retryable=False
             ) from err
+
+    @staticmethod
+    def functions(tools: Sequence[ToolSpec]) -> list[dict[str, object]] | None:
+        """Tools as templates take them; None if there are none."""
+        return [_to_function(tool) for tool in tools] or None
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text. Adds no special tokens; those in the text become their ids."""
@@ -315,8 +312,7 @@ def _to_template_parts(message: Message) -> list[dict[str, str]]:
     return parts
 
 
-def template_tool(tool: ToolSpec) -> dict[str, object]:
-    """A tool as chat templates take it."""
+def _to_function(tool: ToolSpec) -> dict[str, object]:
     parameters: object = json.loads(tool.parameters)
     described = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": described}
@@ -350,25 +346,24 @@ def load_renderer(
     Raises: DataError if the folder has no tokenizer, no chat template, or no end token; ConfigError if the
     template does not use one of the arguments.
     """
-    library = added.library_renderer(model_dir, choice, template_args, str(model_dir))
-    if not library:
-        check_template_args(template_args, model_dir, "template_args")
-    tokenizer = load_tokenizer(model_dir, needs_template=not library)
+    if load := added.library_renderer(model_dir, choice, template_args, str(model_dir)):
+        return load(date or _today())
+    check_template_args(template_args, model_dir, "template_args")
+    tokenizer = load_tokenizer(model_dir)
     stop_ids = folder_stop_ids(model_dir, tokenizer)
     if not stop_ids:
         raise DataError(
             f"{model_dir}: generation_config.json, config.json, and the tokenizer name no end token; set "
             "eos_token_id in generation_config.json"
         )
-    date = date or _today()
-    chat_tokenizer = ChatTokenizer(tokenizer, template_args, date)
-    if library:
-        both = (tokenizer, chat_tokenizer)
-        return added.load_library_renderer(library, both, stop_ids, args=template_args, date=date)
-    return ChatRenderer(chat_tokenizer, frozenset(stop_ids), images=image_rules(model_dir))
+    return ChatRenderer(
+        ChatTokenizer(tokenizer, template_args, date or _today()),
+        frozenset(stop_ids),
+        images=image_rules(model_dir),
+    )
 
 
-def load_tokenizer(model_dir: Path, *, needs_template: bool = True) -> Any:
+def load_tokenizer(model_dir: Path) -> Any:
     """Loads the tokenizer of a model folder. Raises: DataError if it, or its chat template, is missing."""
     from transformers import AutoTokenizer
 
@@ -376,7 +371,7 @@ def load_tokenizer(model_dir: Path, *, needs_template: bool = True) -> Any:
         tokenizer = cast("Any", AutoTokenizer).from_pretrained(str(model_dir), local_files_only=True)
     except (OSError, ValueError, KeyError) as err:
         raise DataError(f"{model_dir}: the tokenizer cannot be loaded: {err}") from err
-    if needs_template and not tokenizer.chat_template:
+    if not tokenizer.chat_template:
         raise DataError(
             f"{model_dir}: the tokenizer has no chat template; add chat_template.jinja to the folder"
         )

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from astraflow.errors import HistoryRewrittenError, RolloutError
-from astraflow.rollout.renderer import ChatRenderer, load_renderer, load_tokenizer, template_tool
+from astraflow.rollout.renderer import ChatRenderer, ChatTokenizer, load_renderer, load_tokenizer
 from astraflow.types import Message
 from drivers.hub_chats import CHAT_TOOLS, Said, as_sampled, make_chat
 from drivers.hub_folders import HUB_FAMILIES, HubFamily, write_hub_folder
@@ -48,7 +48,7 @@ _families = pytest.mark.parametrize("family", HUB_FAMILIES, ids=lambda family: f
 
 @dataclass(frozen=True)
 class _Both:
-    """The renderers of a family's folder: the template's and the library's. DeepSeek's template shows no tools."""
+    """The renderers of a family: the template's and the library's. DeepSeek's template shows no tools."""
 
     family: HubFamily
     folder: Path
@@ -58,7 +58,8 @@ class _Both:
 
     def chat(self, seed: int, *, is_padded: bool) -> list[Said]:
         """A conversation; V3 has no reasoning."""
-        return make_chat(random.Random(seed), thinks=self.family.library != "deepseek-v3", is_padded=is_padded)
+        thinks = self.family.library != "deepseek-v3"
+        return make_chat(random.Random(seed), thinks=thinks, is_padded=is_padded)
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +93,8 @@ def test_the_library_renders_the_tokens_of_the_hubs_template(
             expected = both.ours.render(messages)
         except RolloutError:
             assert family.library == "minimax-m2"
-            tools = [template_tool(tool) for tool in CHAT_TOOLS]
-            text = tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=True, tokenize=False)
+            tools = ChatTokenizer.functions(CHAT_TOOLS)
+            text = tokenizer.apply_chat_template(chat, tools, add_generation_prompt=True, tokenize=False)
             expected = tuple(tokenizer.encode(text, add_special_tokens=False))
         num_equal += rendered == expected
         reason = _REASONS.get(family.library, _without_whitespace if is_padded else None)
@@ -147,7 +148,7 @@ def _sampled_after(
         after = text.removeprefix("<think>").removeprefix("\n")
         text = after if "</think>" in after else f"</think>{after}"
     # GLM ends a reply with the token that opens the next message.
-    stops = both.family.stops
+    stops = list(both.family.stops)
     stop = stops[0] if len(stops) < 3 else stops[2 if new[0].role == "tool" else 1]
     ids = both.tokenizer.encode(text + stop, add_special_tokens=False)
     content = both.library.parse(ids).content

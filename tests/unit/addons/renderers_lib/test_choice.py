@@ -84,9 +84,9 @@ def test_arguments_of_the_library_are_those_of_its_renderer(write: Callable[[str
     text = renderer.parse(renderer.render((Message(role="user", content="?"),))).content
     assert "Reasoning: high" in text
     assert "Current date: 2026-01-02" in text
-    with pytest.raises(ConfigError, match="has no template argument 'enable_thinking'; it has"):
+    with pytest.raises(ConfigError, match=r"enable_thinking.*reasoning_effort"):
         load_renderer(folder, {"enable_thinking": False})
-    with pytest.raises(ConfigError, match="reasoning_effort = 'much': Input should be 'low', 'medium' or 'high'"):
+    with pytest.raises(ConfigError, match="reasoning_effort Input should be 'low'"):
         load_renderer(folder, {"reasoning_effort": "much"})
 
 
