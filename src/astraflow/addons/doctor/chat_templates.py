@@ -36,8 +36,12 @@ def _render(name: str, policy: PolicyConfig) -> None:
     settings = policy.model_dir / "tokenizer_config.json"
     content: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     tokens = {key: value for key, value in content.items() if key.endswith("_token") and value}
-    special = {key: value if isinstance(value, str) else value["content"] for key, value in tokens.items()}
-    text = template_texts(policy.model_dir)[0]
+    special: dict[str, Any] = {
+        key: value["content"] if isinstance(value, dict) else value for key, value in tokens.items()
+    }
+    if not (texts := template_texts(policy.model_dir)):
+        return  # the library `renderers` renders the policy
+    text = texts[0]
 
     def render() -> str:
         prompt = [{"role": "user", "content": "1 + 1"}]
