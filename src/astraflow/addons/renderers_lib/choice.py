@@ -37,7 +37,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...
     ("glm-5.3", _GLM, ("clear_thinking", "reasoning_effort"), ()),
     ("glm-5.1", _GLM, ("clear_thinking", "defer_loading"), ("reasoning_effort",)),
     ("glm-5", _GLM, ("clear_thinking",), ("defer_loading", "reasoning_effort")),
-    ("glm-4.5", ("glm4_moe",), ("/nothink",), ()),
+    ("glm-4.5", ("glm4_moe",), ("<arg_key>",), ("clear_thinking",)),
     ("minimax-m2", ("minimax_m2",), ("<minimax:tool_call>", "model_identity"), ()),
     ("deepseek-v4", ("deepseek_v4",), (), ()),
     ("deepseek-r1", ("deepseek_v3",), ("```json", "<think>"), ("<|im_middle|>",)),
