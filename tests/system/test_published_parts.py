@@ -26,14 +26,14 @@ def astraflow(python: str, *arguments: str, folder: Path) -> "subprocess.Complet
 
 def test_a_package_adds_a_source_a_tracker_a_rule_and_a_check(python: str, runs: Runs) -> None:
     tasks = {"sources": {"doubles": {"name": "doubles"}}, "reward": {"name": "exact"}}
-    recipe = str(runs.recipe(tasks=tasks, trackers=["lines"]))
-    refused = astraflow(
-        python, "run", recipe, "--dry-run", "tasks.sources.doubles.size=2000", folder=runs.folder
-    )
+    recipe = str(runs.recipe(tasks=tasks, steps=30, trackers=[{"name": "lines"}]))
+    mistakes = ("tasks.sources.doubles.size=2000", "trackers=[{name: lines, file: ''}]")
+    refused = astraflow(python, "run", recipe, "--dry-run", *mistakes, folder=runs.folder)
     assert refused.returncode == 2
+    assert "trackers.lines.file is empty" in refused.stderr
     assert "tasks.sources.doubles.size = 2000: there are only five doubles" in refused.stderr
     done = astraflow(python, "run", recipe, "--run-dir", "run", "--plain", folder=runs.folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (steps,) = (runs.folder / "run").rglob("steps.txt")
-    assert steps.read_text().splitlines() == [f"actor {step}" for step in range(1, 6)]
-    assert "it is trained" in done.stdout + done.stderr
+    assert steps.read_text().splitlines() == [f"actor {step}" for step in range(1, 31)]
+    assert "the run goes on; have lunch" in done.stdout + done.stderr, done.stdout

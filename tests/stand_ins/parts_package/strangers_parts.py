@@ -45,9 +45,14 @@ class LinesConfig(TrackerVariant):
     """Writes the steps of a run to a file."""
 
     name: Literal["lines"] = "lines"
+    file: str = "steps.txt"
+
+    def check(self) -> None:
+        if not self.file:
+            raise ConfigError("trackers.lines.file is empty")
 
     def make(self, run: TrackedRun) -> "Lines":
-        return Lines(run.folder / "steps.txt")
+        return Lines(run.folder / self.file)
 
 
 class Lines:
@@ -66,10 +71,10 @@ class Lines:
 
 RULES = (
     Rule(
-        name="trained",
-        condition="The actor has made a step.",
-        advice="leave it alone",
-        find=lambda snapshot: [Finding("actor", "it is trained")] if snapshot.steps.get("actor") else [],
+        name="hungry",
+        condition="The run goes on.",
+        advice="have lunch",
+        find=lambda snapshot: [Finding("the run", "the run goes on")],
     ),
 )
 
