@@ -277,7 +277,11 @@ class ChatTokenizer:
     @staticmethod
     def functions(tools: Sequence[ToolSpec]) -> list[dict[str, object]] | None:
         """Tools as templates take them; None if there are none."""
-        return [_to_function(tool) for tool in tools] or None
+        functions = [
+            {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters)}
+            for tool in tools
+        ]
+        return [{"type": "function", "function": each} for each in functions] or None
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text. Adds no special tokens; those in the text become their ids."""
@@ -310,12 +314,6 @@ def _to_template_parts(message: Message) -> list[dict[str, str]]:
         if text:
             parts.append({"type": "text", "text": text})
     return parts
-
-
-def _to_function(tool: ToolSpec) -> dict[str, object]:
-    parameters: object = json.loads(tool.parameters)
-    described = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    return {"type": "function", "function": described}
 
 
 def policy_renderer(info: PolicyInfo, model_dir: Path) -> ChatRenderer:
