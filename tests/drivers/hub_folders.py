@@ -11,15 +11,23 @@ import gzip
 import json
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-__all__ = ["GPT_OSS_TEMPLATE", "HUB_FAMILIES", "HubFamily", "write_gpt_oss_folder", "write_hub_folder"]
+__all__ = [
+    "GPT_OSS_TEMPLATE",
+    "HUB_FAMILIES",
+    "HubFamily",
+    "write_bytes_folder",
+    "write_gpt_oss_folder",
+    "write_hub_folder",
+]
 
 GPT_OSS_TEMPLATE = Path(__file__).parents[1] / "chat_templates" / "gpt_oss.jinja"
 
@@ -109,6 +117,21 @@ def _harmony_tokenizer() -> Tokenizer:
     names = [_HARMONY.get(idx, f"<|reserved_{idx}|>") for idx in range(min(_HARMONY), max(_HARMONY) + 1)]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     return tokenizer
+
+
+def write_bytes_folder(folder: Path, model_type: str, special: Sequence[str], template: str) -> Path:
+    """Writes a tokenizer of bytes and special tokens, the first of which ends a reply."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: idx for idx, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": special[0]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    _write_config(folder, model_type, tuple(special[:1]))
+    return folder
 
 
 def _write_config(folder: Path, model_type: str, stops: tuple[str, ...]) -> None:

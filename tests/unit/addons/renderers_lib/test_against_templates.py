@@ -140,7 +140,10 @@ def test_the_library_extends_a_prefix_as_the_template_does_or_forks(
 def _sampled_after(
     both: _Both, history: list[Message], new: list[Message]
 ) -> tuple[tuple[int, ...], list[Message]]:
-    """The tokens of a history whose last message was sampled, and the history as the dialogue keeps it."""
+    """The tokens of a history whose last message was sampled, and the history as the dialogue keeps it.
+
+    The reply is cut at random, but not in tags, so its tokens are hardly ever those that its text encodes to.
+    """
     prompt = both.library.render(history[:-1])
     text = history[-1].content
     opens = both.library.opens_reasoning(prompt)
@@ -150,7 +153,13 @@ def _sampled_after(
     # GLM ends a reply with the token that opens the next message.
     stops = list(both.family.stops)
     stop = stops[0] if len(stops) < 3 else stops[2 if new[0].role == "tool" else 1]
-    ids = both.tokenizer.encode(text + stop, add_special_tokens=False)
+    dice = random.Random(text)
+    outside = [
+        place for place in range(len(text) + 1) if text.rfind("<", 0, place) <= text.rfind(">", 0, place)
+    ]
+    cuts = sorted(dice.choices(outside, k=2))
+    pieces = (text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :] + stop)
+    ids = [idx for piece in pieces for idx in both.tokenizer.encode(piece, add_special_tokens=False)]
     content = both.library.parse(ids).content
     reply = Message(role="assistant", content=f"<think>\n{content}" if opens else content)
     return (*prompt, *ids), [*history[:-1], reply]

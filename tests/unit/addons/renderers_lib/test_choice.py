@@ -8,9 +8,15 @@ import pytest
 
 from astraflow.addons.renderers_lib.library import LibraryRenderer
 from astraflow.errors import ConfigError
-from astraflow.rollout.renderer import ChatRenderer, load_renderer
+from astraflow.rollout.renderer import ChatRenderer, load_renderer, load_tokenizer
 from astraflow.types import Message
-from drivers.hub_folders import HUB_FAMILIES, HubFamily, write_gpt_oss_folder, write_hub_folder
+from drivers.hub_folders import (
+    HUB_FAMILIES,
+    HubFamily,
+    write_bytes_folder,
+    write_gpt_oss_folder,
+    write_hub_folder,
+)
 
 _BY_NAME = {family.library: family for family in HUB_FAMILIES}
 _CHATML = (
@@ -66,6 +72,50 @@ def test_the_library_renders_deepseek_v4_which_has_no_chat_template(tmp_path: Pa
     assert isinstance(renderer, LibraryRenderer)
     prompt = renderer.render((Message(role="user", content="1 + 1?"),))
     assert "1 + 1?" in renderer.parse(prompt).content
+
+
+@pytest.mark.parametrize(
+    ("model_type", "template", "special", "call", "after"),
+    [
+        (
+            "kimi_k2",
+            _CHATML + "{# <|im_middle|>## Return of {{ message.tool_call_id }} #}",
+            "<|im_end|> <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|> "
+            "<|tool_calls_section_begin|> <|tool_calls_section_end|> "
+            "<|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|>",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>"
+            '{"query": "moon"}<|tool_call_end|><|tool_calls_section_end|><|im_end|>',
+            "<|im_system|>find<|im_middle|>## Return of functions.find:0\n42<|im_end|>"
+            "<|im_assistant|>assistant<|im_middle|>",
+        ),
+        (
+            "gemma4",
+            _HIDING + "{# <|tool_call> #}",
+            "<turn|> <|turn> <bos> <eos> <|channel> <channel|> <|think|> <|tool> <tool|> <|tool_call> "
+            '<tool_call|> <|tool_response> <tool_response|> <|image> <|image|> <image|> <|"|>',
+            '<|tool_call>call:find{query:<|"|>moon<|"|>}<tool_call|><|tool_response>',
+            'response:find{value:<|"|>42<|"|>}<tool_response|>',
+        ),
+    ],
+    ids=["kimi-k2", "gemma4"],
+)
+@pytest.mark.parametrize("name", ["find", ""])
+def test_a_result_gets_the_name_and_the_id_of_its_call(
+    tmp_path: Path, model_type: str, template: str, special: str, call: str, after: str, name: str
+) -> None:
+    renderer = load_renderer(write_bytes_folder(tmp_path, model_type, special.split(), template))
+    assert isinstance(renderer, LibraryRenderer)
+    chat = [Message(role="user", content="?")]
+    result = Message(role="tool", content="42", name=name)
+    prompt = renderer.render(chat)
+    tokenizer = load_tokenizer(tmp_path)
+    sampled = tokenizer.encode(call)
+    assert sampled[-1] in renderer.stop_ids
+    reply = renderer.parse(sampled)
+    extended = renderer.extend((*prompt, *sampled), [*chat, reply], [result])
+    assert extended[: len(prompt) + len(sampled)] == (*prompt, *sampled)
+    assert tokenizer.decode(extended[len(prompt) + len(sampled) :]) == after
+    assert renderer.render([*chat, reply, result]) == extended
 
 
 def test_a_family_without_a_renderer_is_refused_only_if_the_library_is_asked_for(
