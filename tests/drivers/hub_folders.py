@@ -21,7 +21,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 __all__ = [
-    "GPT_OSS_TEMPLATE",
     "HUB_FAMILIES",
     "HubFamily",
     "write_bytes_folder",
@@ -29,7 +28,22 @@ __all__ = [
     "write_hub_folder",
 ]
 
-GPT_OSS_TEMPLATE = Path(__file__).parents[1] / "chat_templates" / "gpt_oss.jinja"
+_GPT_OSS_TEMPLATE = (
+    "{%- set calls = namespace(name=none) %}"
+    "{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'assistant' and '<|channel|>' in message.content %}"
+    "{{- raise_exception('give the channel analysis as `thinking`, and calls as `tool_calls`') }}"
+    "{%- elif message.role == 'assistant' %}"
+    "{%- set calls.name = message.tool_calls[0].function.name if message.tool_calls else none %}"
+    "{%- elif message.role == 'tool' and calls.name is none %}"
+    "{{- raise_exception('a result needs a call before it') }}"
+    "{%- endif %}"
+    "{{- '<|start|>' + message.role + '<|message|>' + message.content }}"
+    "{{- '<|call|>' if message.tool_calls else '<|end|>' }}"
+    "{%- endfor %}{{- '<|start|>assistant' }}"
+)
+"""Refuses what the template of gpt-oss does. The library renders the folder, so the rest does not matter."""
 
 _O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -91,8 +105,8 @@ def write_hub_folder(family: HubFamily, folder: Path) -> Path:
     return folder
 
 
-def write_gpt_oss_folder(folder: Path, template: str = "") -> Path:
-    """Writes the tokenizer of gpt-oss, with the chat template of these tests or another one."""
+def write_gpt_oss_folder(folder: Path) -> Path:
+    """Writes the tokenizer of gpt-oss, and a chat template that refuses what that of gpt-oss does."""
     folder.mkdir(parents=True, exist_ok=True)
     _harmony_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {
@@ -101,8 +115,7 @@ def write_gpt_oss_folder(folder: Path, template: str = "") -> Path:
         "pad_token": "<|endoftext|>",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    template = template or GPT_OSS_TEMPLATE.read_text(encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(_GPT_OSS_TEMPLATE, encoding="utf-8")
     _write_config(folder, "gpt_oss", ("<|return|>", "<|endoftext|>", "<|call|>"))
     return folder
 

@@ -17,6 +17,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.models.chat_template import template_environment, template_texts
 from astraflow.models.template_limits import within_limit
 from astraflow.user_input.extras import install_command
+from astraflow.user_input.own_code import error_text
 from astraflow.user_input.user_files import json_object
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...
 )
 """The library's renderers: name, values of `model_type`, what the template must contain, and what not."""
 
-_RESULT = "7 results"
+_RESULT = "\ue000result\ue001"
 _PROBE = (
     {"role": "user", "content": "1"},
     {"role": "assistant", "content": "2"},
@@ -91,7 +92,7 @@ def choose_renderer(
     try:
         config = merge_chat_template_kwargs(cast("Any", config_from_name(name)), args)
     except ValueError as err:  # pydantic's is one
-        raise ConfigError(f"{where}: template_args: {' '.join(str(err).split())}") from err
+        raise ConfigError(f"{where}: template_args: {error_text(err)}") from err
     return partial(_load, model_dir, config)
 
 

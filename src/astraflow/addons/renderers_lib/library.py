@@ -35,7 +35,7 @@ _HARMONY_FOLDER = "TIKTOKEN_ENCODINGS_BASE"
 """Tells openai-harmony where the vocabulary of gpt-oss is. Without it, harmony downloads the vocabulary."""
 _HARMONY_RANKS = 199_998
 """Number of tokens in that vocabulary, without the special ones."""
-_IDENTITY = re.compile(r'set model_identity = "([^"]+)"')
+_IDENTITY = re.compile(r'model_identity\s*=\s*"([^"]+)"')
 _NEAR = 8
 """Positions around an estimated one. Parts of a character are decoded to up to three other characters."""
 
