@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from astraflow.models.loading import build_model, weights_by_name
+from astraflow.models.file_layout import weights_by_name
+from astraflow.models.loading import build_model
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import write_safetensors
 

@@ -10,7 +10,6 @@ are read, too; those of large ones are checked when they are loaded.
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,10 +18,17 @@ import numpy as np
 import torch
 
 from astraflow.errors import DataError
-from astraflow.models.loading import build_model, file_views, format_names, is_finite, tied_names
+from astraflow.models.file_layout import (
+    LoadedHeaders,
+    adopt_layout,
+    file_views,
+    load_headers,
+    rest_of,
+    tied_names,
+)
+from astraflow.models.loading import build_model, format_names, is_finite
 from astraflow.models.model_folder import DO_THEY_BELONG, TOKENIZER_FILES, Judgment, read_headers
 from astraflow.models.weight_files import TensorHeader
-from astraflow.service.progress_bars import progress_bars_off
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,11 +71,14 @@ def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None
     model = build_model(folder, dtype="float32", device="meta")
     weights = [(names, tuple(weight.shape)) for names, weight in tied_names(model)]
     headers = {name: header for name, (_, header) in tensors.items()}
-    tied = _check_fit(model, weights, headers)
+    empty = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
+    loaded = load_headers(model, empty)
+    _check_fit(model, weights, headers, loaded)
+    tied = loaded.tied
     if foreign := [name for name, header in headers.items() if header.dtype not in _DTYPES]:
-        plain = {name: header for name, header in headers.items() if name not in foreign}
-        loaded = _load_headers(model, plain)
-        if loaded.missing or loaded.misshapen or loaded.error:  # the model needs them
+        empty = {name: tensor for name, tensor in empty.items() if name not in foreign}
+        loaded = load_headers(model, empty)
+        if not loaded.fits:  # the model needs them
             dtypes = ", ".join(sorted({headers[name].dtype for name in foreign}))
             raise DataError(
                 f"its tensors {format_names(foreign)} have the dtype {dtypes}; versions hold plain float32, "
@@ -84,83 +93,22 @@ def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None
                 _check_finite(name, *tensors[name])
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         _check_tokenizer(folder, num_rows=int(cast("Any", model.get_input_embeddings()).weight.shape[0]))
-    shapes = {names[0]: shape for names, shape in weights}
-    if all(name in headers and headers[name].shape == shape for name, shape in shapes.items()):
-        return tuple(shapes)
+    if adopt_layout(model, empty, loaded):
+        names = [names[0] for names, _ in tied_names(model)]
+        if headers.keys() >= set(names):
+            return (*names, *rest_of(model))
+    adopt_layout(model, {})
     _check_order(model, headers)
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """What transformers makes of the headers."""
-
-    missing: Sequence[str] = ()
-    unexpected: Sequence[str] = ()
-    misshapen: Sequence[tuple[str, Sequence[int], Sequence[int]]] = ()
-    """Name, shape in the files, and shape in the model."""
-    error: str = ""
-    """Why it can't convert the tensors; empty if it can."""
-    tied: Sequence[tuple[str, str]] = ()
-    """Pairs of tensors of the files that the model ties."""
-    doubled: Sequence[tuple[str, str]] = ()
-    """Pairs of tensors of the files for one weight, with and without the prefix of the model's body."""
-
-
-def _load_headers(model: "PreTrainedModel", headers: Mapping[str, TensorHeader]) -> _Loaded:
-    """Loads the headers into another model of the same class."""
-    from transformers.utils import logging
-
-    empty = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # else it prints a table of what is returned here
-    try:
-        with progress_bars_off():
-            loaded, info = cast("Any", type(model)).from_pretrained(
-                None,
-                config=model.config,
-                state_dict=empty,
-                dtype=torch.float32,
-                device_map="meta",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
-    except Exception as err:  # noqa: BLE001 - a damaged folder may break its code anywhere
-        return _Loaded(error=(str(err) or type(err).__name__).splitlines()[0])
-    finally:
-        logging.set_verbosity(verbosity)
-    # A parameter shares the storage of the tensor that was loaded into it.
-    names = {_storage(tensor): name for name, tensor in empty.items()}
-    state = cast("Mapping[str, torch.Tensor]", loaded.state_dict(keep_vars=True))
-    tied = [
-        tuple(names.get(_storage(state[name]), "") for name in pair)
-        for pair in loaded.all_tied_weights_keys.items()
-    ]
-    used = {names.get(_storage(tensor)) for tensor in state.values()}
-    prefixed = [(name, f"{model.base_model_prefix}.{name}") for name in headers]
-    return _Loaded(
-        sorted(info["missing_keys"]),
-        sorted(info["unexpected_keys"]),
-        sorted(info["mismatched_keys"]),
-        tied=[(one, other) for one, other in tied if one and other and one != other],
-        doubled=[pair for pair in prefixed if pair[1] in headers and not used.issuperset(pair)],
-    )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return cast("Any", tensor.untyped_storage())._cdata
 
 
 def _check_fit(
     model: "PreTrainedModel",
     weights: Sequence[tuple[list[str], tuple[int, ...]]],
     headers: Mapping[str, TensorHeader],
-) -> Sequence[tuple[str, str]]:
-    """Returns pairs of tensors that the model ties.
-
-    Raises: DataError unless transformers loads exactly these tensors into the model.
-    """
-    loaded = _load_headers(model, headers)
+    loaded: LoadedHeaders,
+) -> None:
+    """Raises: DataError unless transformers loads exactly these tensors into the model."""
     missing = loaded.missing
     unexpected = loaded.unexpected
     misshapen = loaded.misshapen
@@ -169,8 +117,8 @@ def _check_fit(
         raise DataError(
             f"its files hold {one} and {other}, but the model has one weight for both; remove one"
         )
-    if not (missing or unexpected or misshapen or loaded.error):
-        return loaded.tied
+    if loaded.fits:
+        return
     shapes = {name: shape for names, shape in weights for name in names}
     if loaded.error or 2 * len(shapes.keys() & headers.keys()) > len(shapes):
         # The files have the usual names, in which the reader knows the tensors better than in the model's.

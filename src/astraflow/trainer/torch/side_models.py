@@ -19,9 +19,10 @@ from torch import nn
 
 from astraflow.errors import ConfigError
 from astraflow.losses.config import ValueModelConfig
+from astraflow.models.file_layout import file_views
 from astraflow.models.hub import model_path
 from astraflow.models.images import image_rules
-from astraflow.models.loading import DTYPES, file_views, host_view
+from astraflow.models.loading import DTYPES, host_view
 from astraflow.protocols import ModelRole
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import ShardConfig, TrainConfig
