@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
+from astraflow.addons.inference_servers.weights_folder import WeightsFolder
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.families import engine_refusal
+from astraflow.models.file_layout import rest_of
 from astraflow.models.loading import (
     empty_causal_lm,
     export_tensors,
+    file_tensors,
+    host_view,
     install_tensors,
     load_causal_lm,
     torch_tensor,
 )
+from astraflow.models.model_folder import check_model_folder
 from astraflow.protocols import TrainerBackend
 from astraflow.rollout.engines.cache import KvCache
 from astraflow.rollout.engines.forward import make_forward
@@ -28,10 +34,13 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types.host_tensors import HostTensor
-from astraflow.weights.snapshot import read_model
-from drivers.model_gallery import FAMILIES, save_tiny
+from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
+from drivers.model_gallery import FAMILIES, HUB, REFUSED, save_hub_folder, save_tiny
 from drivers.trainer_builders import logprobs_alone, make_batch, make_samples
+from drivers.weight_fakes import weight_rig
 
+UNLIKE = {"qwen3_5_moe", "qwen3_vl", "llama4", "gemma3", "mistral3", "glm5_next", "nemotron_h"}
+"""Families whose folders differ most; every run of the tests trains them from such a folder."""
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SIMILAR = {
     *(
@@ -56,9 +65,9 @@ PROMPT = 5
 LENGTH = 16
 
 
-def make_learner(folder: Path, *, activations: str = "keep", **lora: Any) -> LossLearner:
+def make_learner(folder: Path, *, activations: str = "keep", lr: float = 1e-2, **lora: Any) -> LossLearner:
     backend = {"name": "torch", "activations": activations, "lora": lora}
-    config = json.dumps({"lr": 1e-2, "token_budget": 64, "backend": backend})
+    config = json.dumps({"lr": lr, "token_budget": 64, "backend": backend})
     parsed = TrainConfig.model_validate_json(config)
     return LossLearner(parsed, TorchBackend(parsed, model_dir=folder))
 
@@ -161,6 +170,70 @@ def test_a_family_is_trained_as_its_page_says(model_type: str, tmp_path: Path) -
     assert_close(trained(folder, activations="recompute")[1], tensors)
     verdict = ("packed" if backend.is_packed else "padded", lora_verdict(folder))
     assert dict(families_on_the_page())[model_type][1:] == verdict, f"docs/models.md: it is {verdict}"
+
+
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=[pytest.mark.long] * (name not in UNLIKE)) for name in HUB]
+)
+async def test_versions_and_exports_have_the_names_and_all_tensors_of_a_hub_folder(
+    model_type: str, tmp_path: Path
+) -> None:
+    folder = save_hub_folder(model_type, tmp_path / "model")
+    files = file_tensors(sorted(folder.glob("*.safetensors")))
+    learner = make_learner(folder, lr=1e-4)  # larger steps would make deltas as large as versions
+    backend = learner.backend
+    assert isinstance(backend, TorchBackend)
+    versions = [tuple(learner.export())]
+    assert {t.name: t.data.tobytes() for t in versions[0]} == {
+        name: host_view(name, tensor.contiguous()).data.tobytes() for name, tensor in files.items()
+    }
+    for step in range(2):
+        learner.train_step(make_batch(make_samples(step), step=step))
+        versions.append(tuple(learner.export()))
+    kept = {name for name in files if contents(versions[0])[name] == contents(versions[2])[name]}
+    assert set(rest_of(backend._model)) <= kept < set(files)
+    async with weight_rig(tmp_path, delta=True, chunk_bytes=1 << 20) as rig:
+        manifests = [
+            await rig.client.publish("actor", version, tensors, model_files(folder) if not version else {})
+            for version, tensors in enumerate(versions)
+        ]
+        assert manifests[2].kind == "delta"
+        snapshots = [await rig.receiver.fetch(manifest) for manifest in manifests]
+        assert [contents(s.tensors) for s in snapshots] == [contents(v) for v in versions]
+        served = WeightsFolder("vllm-actor", snapshots[0], parent=str(tmp_path))
+        assert file_tensors([served.write(snapshots[2]) / "model.safetensors"]).keys() == files.keys()
+        check_logprobs(backend, filled(snapshots[2].model_dir, snapshots[2].tensors))
+        snapshot_to_folder(snapshots[2], tmp_path / "export")
+    check_logprobs(backend, load_as_hub_does(tmp_path / "export"))
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    learner.save(checkpoint)()
+    assert file_tensors([checkpoint / "model.safetensors"]).keys() == files.keys()
+    resumed = make_learner(folder, lr=1e-4)
+    resumed.load(checkpoint)
+    for each in (learner, resumed):
+        each.train_step(make_batch(make_samples(2), step=2))
+    assert contents(resumed.export()) == contents(learner.export())
+
+
+def load_as_hub_does(folder: Path) -> Any:
+    """The model of the class that a folder's config names, with every weight from its files."""
+    config = json.loads((folder / "config.json").read_text())
+    loaded = getattr(transformers, config["architectures"][0]).from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    model, info = loaded
+    assert not info["missing_keys"]
+    assert not info["mismatched_keys"]
+    assert all("layers.2." in name for name in info["unexpected_keys"])  # the heads for further tokens
+    return model.eval()
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_family_that_cannot_be_trained_is_refused_with_the_reason(model_type: str, tmp_path: Path) -> None:
+    folder = save_hub_folder(model_type, tmp_path / "model")
+    with pytest.raises(DataError, match=REFUSED[model_type][2]):
+        check_model_folder(folder)
 
 
 def families_on_the_page() -> Iterator[tuple[str, tuple[str, str, str]]]:

@@ -303,7 +303,7 @@ def _to_file_layout(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Ten
     for name, tensor in tensors.items():
         if _address(tensor)[0] not in memory:
             raise DataError(
-                f"{type(model).__name__}: tensor {name} of its folder consists of several weights, so it "
-                "cannot be read and written in place, and this family cannot be trained"
+                f"its tensor {name} consists of several weights of a {type(model).__name__}, so versions "
+                f"can't have it, and the family {model.config.model_type} can't be trained"
             )
     return tensors

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from astraflow.errors import DataError
+from astraflow.models.families import family_of
 from astraflow.models.file_layout import (
     LoadedHeaders,
     adopt_layout,
@@ -79,10 +80,13 @@ def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None
         empty = {name: tensor for name, tensor in empty.items() if name not in foreign}
         loaded = load_headers(model, empty)
         if not loaded.fits:  # the model needs them
-            dtypes = ", ".join(sorted({headers[name].dtype for name in foreign}))
+            dtypes = sorted({headers[name].dtype for name in foreign})
+            are_floats = all("F" in dtype for dtype in dtypes)
+            advice = f"and the family {family_of(model.config.to_dict())} can't be trained"
             raise DataError(
-                f"its tensors {format_names(foreign)} have the dtype {dtypes}; versions hold plain float32, "
-                "float16 or bfloat16 numbers, so use or save the model in one of these"
+                f"its tensors {format_names(foreign)} have the dtype {', '.join(dtypes)}, but versions hold "
+                "plain float32, float16 or bfloat16 numbers, "
+                f"{'so use or save the model in one of these' if are_floats else advice}"
             )
     for pair in tied:
         _check_tied(*pair, tensors)
