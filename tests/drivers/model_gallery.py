@@ -219,7 +219,7 @@ FAMILIES |= {
         {
             "text_config": {
                 **{key: size for key, size in _LATENT.items() if key != "first_k_dense_replace"},
-                **_SHAPE, **_ALL_HEADS, "qk_rope_head_dim": 0, "num_hidden_layers": 4, "index_topk": 4,
+                **_SHAPE, **_ALL_HEADS, "qk_rope_head_dim": 0, "num_hidden_layers": 4, "index_topk": 64,
                 "index_head_dim": 8, "index_n_heads": 2, "index_kpool": 2, "linear_head_dim": 8,
                 "linear_num_heads": 4, "hc_mult": 2,
                 "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
@@ -285,6 +285,7 @@ def save_tiny(model_type: str, folder: Path, *, max_shard_size: str = "1GB") -> 
                 noise = torch.randn_like(parameter)
                 parameter.copy_(noise * 0.15 if parameter.ndim > 1 else parameter + noise * 0.1)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    _write_processor(folder)
     return folder
 
 
@@ -306,10 +307,14 @@ def save_hub_folder(model_type: str, folder: Path) -> Path:
         index["weight_map"][_MORE_TENSORS[model_type]] = "mtp.safetensors"
         save_file({_MORE_TENSORS[model_type]: torch.randn(8, 4)}, folder / "mtp.safetensors")
         index_path.write_text(json.dumps(index))
+    return folder
+
+
+def _write_processor(folder: Path) -> None:
+    """Gives a vision model the settings of its processor."""
     if "vision_config" in json.loads((folder / "config.json").read_text()):
         settings = {
             "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "image_mean": [0.5] * 3,
             "image_std": [0.5] * 3, "min_pixels": 64, "max_pixels": 4096,
         }  # fmt: skip
-        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    return folder
+        (folder / "processor_config.json").write_text(json.dumps({"image_processor": settings}))

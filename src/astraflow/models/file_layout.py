@@ -10,7 +10,8 @@ weight, or is known to belong to the rest. A model without files has the names t
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,7 @@ __all__ = [
     "file_names",
     "file_views",
     "load_headers",
+    "quiet_loading",
     "rest_of",
     "tied_names",
     "weights_by_name",
@@ -151,14 +153,24 @@ def _whole_class(config: Any) -> Any:
     return getattr(transformers, names[0], None)
 
 
-def _load_into(model_class: Any, config: Any, tensors: Mapping[str, Tensor]) -> LoadedHeaders:
+@contextmanager
+def quiet_loading() -> Generator[None]:
+    """Keeps transformers from printing bars, and a table of the tensors that a model does not have."""
     from transformers.utils import logging
 
-    empty = {name: torch.empty(tensor.shape, device="meta") for name, tensor in tensors.items()}
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # else it prints a table of what is returned here
+    logging.set_verbosity_error()
     try:
         with progress_bars_off():
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _load_into(model_class: Any, config: Any, tensors: Mapping[str, Tensor]) -> LoadedHeaders:
+    empty = {name: torch.empty(tensor.shape, device="meta") for name, tensor in tensors.items()}
+    try:
+        with quiet_loading():
             loaded, info = model_class.from_pretrained(
                 None,
                 config=config,
@@ -170,8 +182,6 @@ def _load_into(model_class: Any, config: Any, tensors: Mapping[str, Tensor]) -> 
             )
     except Exception as err:  # noqa: BLE001 - a damaged folder may break its code anywhere
         return LoadedHeaders(error=(str(err) or type(err).__name__).splitlines()[0])
-    finally:
-        logging.set_verbosity(verbosity)
     # A parameter shares the storage of the tensor that was loaded into it.
     names = {_address(tensor)[0]: name for name, tensor in empty.items()}
     state = cast("Mapping[str, Tensor]", loaded.state_dict(keep_vars=True))

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from astraflow.errors import DataError, UnfitVersionError, WeightsError
 from astraflow.models.adapters import adapted_names, is_adapter, merge_weight, peft_names
-from astraflow.models.file_layout import adopt_layout, rest_of, tied_names, weights_by_name
+from astraflow.models.file_layout import adopt_layout, quiet_loading, rest_of, tied_names, weights_by_name
 from astraflow.models.hub import model_path
 from astraflow.models.images import reads_images
 from astraflow.models.model_folder import check_model_folder
 from astraflow.models.weight_files import weight_paths
-from astraflow.service.progress_bars import progress_bars_off
 from astraflow.types.host_tensors import HostTensor
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def load_causal_lm(
     try:
         config = _config(folder)
         auto = _auto_class(config)
-        with progress_bars_off():
+        with quiet_loading():
             model: Any = auto.from_pretrained(str(folder), dtype=DTYPES[dtype], use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as err:
         raise DataError(
