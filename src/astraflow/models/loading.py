@@ -194,9 +194,9 @@ def file_tensors(paths: Iterable[Path], names: Collection[str] = ()) -> dict[str
     tensors: dict[str, Tensor] = {}
     for path in paths:
         try:
-            with safe_open(str(path), "pt") as file:
+            with cast("Any", safe_open)(str(path), "pt") as file:
                 own = set(cast("list[str]", file.keys()))
-                tensors |= {name: cast("Any", file).get_tensor(name) for name in own & set(names or own)}
+                tensors |= {name: file.get_tensor(name) for name in own & set(names or own)}
         except (OSError, SafetensorError) as err:
             raise DataError(f"{path}: {err}") from err
     return tensors
