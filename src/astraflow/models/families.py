@@ -79,7 +79,9 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 def quantization_of(config: Mapping[str, Any]) -> str:
     """How the weights are quantized, e.g. `mxfp4`; empty if they are not quantized."""
-    settings: object = config.get("quantization_config") or _text(config).get("quantization_config")
+    keys = ("quantization_config", "compression_config")
+    parts = (config, _text(config))
+    settings: object = next((part[key] for part in parts for key in keys if part.get(key)), None)
     if not isinstance(settings, dict):
         return "unknown" if settings else ""
     return str(cast("dict[str, Any]", settings).get("quant_method", "unknown"))

@@ -84,7 +84,7 @@ def adopt_layout(
     prefix = f"{model.base_model_prefix}."
     for layout in (_Layout(), _Layout(prefix), _Layout(prefix, is_added=True)):
         if used := _matches(model, tensors, layout):
-            rest = {name: tensor for name, tensor in tensors.items() if name not in used}
+            rest = {name: tensors[name] for name in sorted(tensors.keys() - used)}
             own.file_layout = replace(layout, rest=rest)
             return True
     own._weight_conversions = None

@@ -30,6 +30,7 @@ from astraflow.models.file_layout import (
 from astraflow.models.loading import build_model, format_names, is_finite
 from astraflow.models.model_folder import DO_THEY_BELONG, TOKENIZER_FILES, Judgment, read_headers
 from astraflow.models.weight_files import TensorHeader
+from astraflow.user_input.user_files import json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -224,12 +225,19 @@ def _check_tokenizer(folder: Path, *, num_rows: int) -> None:
     """Raises: DataError if the tokenizer can't be loaded, or has tokens that the model does not have."""
     from transformers import AutoTokenizer
 
+    has_code = "auto_map" in json_object(folder / "tokenizer_config.json")
+    advice = "its class may be code in the folder, which is never run; save it as tokenizer.json"
     try:
-        tokenizer = cast("Any", AutoTokenizer).from_pretrained(str(folder), local_files_only=True)
+        tokenizer = cast("Any", AutoTokenizer).from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
         ids = cast("dict[str, int]", tokenizer.get_vocab())
     except Exception as err:  # a damaged folder may break its code anywhere
         reason = str(err).splitlines()[0] if str(err) else type(err).__name__
-        raise DataError(f"its tokenizer can't be loaded: {reason}; copy it from the original model") from err
+        raise DataError(
+            f"its tokenizer can't be loaded: {reason}; "
+            f"{advice if has_code else 'copy it from the original model'}"
+        ) from err
     if unknown := sorted((idx, token) for token, idx in ids.items() if idx >= num_rows):
         listed = format_names([f"{token!r} ({idx})" for idx, token in unknown])
         raise DataError(

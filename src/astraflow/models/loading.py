@@ -27,6 +27,7 @@ from astraflow.models.images import reads_images
 from astraflow.models.model_folder import check_model_folder
 from astraflow.models.weight_files import weight_paths
 from astraflow.types.host_tensors import HostTensor
+from astraflow.user_input.user_files import json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,6 +139,8 @@ def build_model(model_dir: Path, *, dtype: DtypeName, device: str) -> "PreTraine
         model.tie_weights()  # part of the initialization, which was skipped
         if (model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
+    except DataError:
+        raise
     except Exception as err:  # a damaged config may break their code anywhere
         raise DataError(
             "its config.json is not a causal language model known to transformers, or its "
@@ -154,16 +157,38 @@ def _drop_parameters(model: nn.Module) -> None:
 
 
 def _config(folder: Path) -> Any:
-    from transformers import AutoConfig
+    """Raises: DataError if only code in the folder could read it."""
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    return cast("Any", AutoConfig).from_pretrained(str(folder))
+    content = json_object(folder / "config.json")
+    if "auto_map" in content and content.get("model_type") not in cast("Any", CONFIG_MAPPING):
+        raise DataError(
+            f"the class of its family {content.get('model_type')!r} is code in the folder (auto_map in "
+            "config.json), which is never run; use a model whose family transformers has, or a newer "
+            "transformers"
+        )
+    return cast("Any", AutoConfig).from_pretrained(str(folder), trust_remote_code=False)
 
 
 def _auto_class(config: Any) -> Any:
     """The class that loads a model: the whole model if its images are supported, or if transformers cannot
-    load its text model alone."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+    load its text model alone.
 
+    Raises: DataError if transformers has no class of its family that generates text.
+    """
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    mappings: Any = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    if not any(type(config) in mapping for mapping in mappings):
+        raise DataError(
+            f"the family {config.model_type} has no class in transformers that generates text, and code in "
+            "the folder is never run; use a model of another family, or a newer transformers"
+        )
     if reads_images(config.to_dict()) or type(config) not in cast("Any", MODEL_FOR_CAUSAL_LM_MAPPING):
         return AutoModelForImageTextToText
     return AutoModelForCausalLM
@@ -192,11 +217,12 @@ def file_tensors(paths: Iterable[Path], names: Collection[str] = ()) -> dict[str
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, Tensor] = {}
+    wanted = frozenset(names)
     for path in paths:
         try:
             with cast("Any", safe_open)(str(path), "pt") as file:
-                own = set(cast("list[str]", file.keys()))
-                tensors |= {name: file.get_tensor(name) for name in own & set(names or own)}
+                own: list[str] = file.keys()
+                tensors |= {name: file.get_tensor(name) for name in own if not wanted or name in wanted}
         except (OSError, SafetensorError) as err:
             raise DataError(f"{path}: {err}") from err
     return tensors

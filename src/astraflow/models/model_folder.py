@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from astraflow.errors import DataError
+from astraflow.models.chat_template import check_templates
 from astraflow.models.families import quantization_of
 from astraflow.models.weight_files import TensorHeader, check_weight_files
 from astraflow.user_input.user_files import json_value, read_file
@@ -133,13 +134,14 @@ def read_headers(folder: Path) -> dict[str, tuple[Path, TensorHeader]]:
     if method := quantization_of(config):
         raise DataError(
             f"its weights are quantized ({method}); versions hold plain float32, float16 or bfloat16 "
-            "numbers, so use the folder that it was quantized from"
+            "numbers, so use the folder that it was quantized from, or save the model dequantized"
         )
     if (folder / "adapter_config.json").exists():
         raise DataError(
             "it has an adapter_config.json, so transformers would add an adapter to its weights; merge the "
             "adapter with PEFT's `merge_and_unload()`, save the model, and use that folder"
         )
+    check_templates(folder)
     tensors = check_weight_files(folder)
     for section in (config, cast("dict[str, Any]", text)):
         for key in _LAYER_COUNTS:

@@ -139,6 +139,9 @@ def test_weights_that_do_not_fit_are_named_with_what_to_do(
         ({"text_config": 3}, r"text_config holds no mapping"),
         ({"quantization_config": {"quant_method": "fp8"}}, r"quantized \(fp8\)"),
         ({"quantization_config": "fp8"}, r"quantized \(unknown\)"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, r"quantized \(compressed-tensors\)"),
+        ({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}, "'mine' is code .* never run"),
+        ({"model_type": "siglip"}, "family siglip has no class in transformers that generates"),
     ],
 )
 def test_a_config_of_another_model_is_named(keys: dict[str, Any], said: str, folder: Path) -> None:
@@ -157,6 +160,26 @@ def test_a_tokenizer_needs_a_row_of_the_embedding_for_each_token(folder: Path) -
     path.unlink()
     (folder / "tokenizer_config.json").unlink()
     check_model_folder(folder)  # a critic needs none
+
+
+def test_a_tokenizer_that_is_code_is_not_run(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("")
+    (folder / "mine.py").write_text("raise SystemExit('it was run')")
+    settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "code in the folder, which is never run; save it as tokenizer.json" in problem_of(folder)
+
+
+def test_two_chat_templates_are_refused_if_they_differ(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}\n")
+    check_model_folder(folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0] }}")
+    assert "hold different chat templates; remove the one" in problem_of(folder)
+    path = folder / "tokenizer_config.json"
+    named = [{"name": "default", "template": "{{ messages[0] }}"}, {"name": "rag", "template": ""}]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    check_model_folder(folder)
 
 
 def test_an_adapter_next_to_the_weights_is_refused(folder: Path) -> None:
