@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
 from astraflow.errors import ConfigError, DataError
@@ -217,6 +218,18 @@ async def test_versions_and_exports_have_the_names_and_all_tensors_of_a_hub_fold
     for each in (learner, resumed):
         each.train_step(make_batch(make_samples(2), step=2))
     assert contents(resumed.export()) == contents(learner.export())
+
+
+def test_a_resume_with_another_vision_tower_is_refused(tmp_path: Path) -> None:
+    folder = save_hub_folder("qwen3_5", tmp_path / "model")
+    (tmp_path / "checkpoint").mkdir()
+    make_learner(folder).save(tmp_path / "checkpoint")()
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        changed = {name: own + 1 if "visual" in name else own for name, own in tensors.items()}
+        save_file(changed, path, metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"model\.visual\..* is not trained, but .* restore that folder"):
+        make_learner(folder).load(tmp_path / "checkpoint")
 
 
 def load_as_hub_does(folder: Path) -> Any:
