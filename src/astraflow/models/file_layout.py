@@ -86,8 +86,9 @@ def adopt_layout(
         if used := _matches(model, tensors, layout):
             rest = {name: tensors[name] for name in sorted(tensors.keys() - used)}
             own.file_layout = replace(layout, rest=rest)
-            return True
-    own._weight_conversions = None
+            if loaded.sources.items() <= file_names(model).items():
+                return True
+    own._weight_conversions = own.file_layout = None
     return False
 
 
@@ -120,6 +121,8 @@ class LoadedHeaders:
     """Pairs of tensors of the files for one weight, with and without the prefix of the model's body."""
     conversions: Sequence[Any] = ()
     """The renamings and conversions that it applied."""
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Weight of the model -> the tensor that it loaded there unchanged, for weights that are not tied."""
 
     @property
     def fits(self) -> bool:
@@ -135,7 +138,9 @@ def load_headers(model: "PreTrainedModel", tensors: Mapping[str, Tensor]) -> Loa
     if loaded.unexpected and whole not in (None, type(model)):
         # What belongs to the whole model is the rest of the text model's folder.
         others = _load_into(whole, config, tensors)
-        loaded = loaded if others.error else replace(loaded, unexpected=others.unexpected)
+        if not others.error:
+            missing = [*loaded.missing, *others.missing]
+            loaded = replace(loaded, unexpected=others.unexpected, missing=missing)
     text = model.config.get_text_config()
     if getattr(text, "num_nextn_predict_layers", 0):
         # Layers after the last predict further tokens, and transformers knows their names for some models.
@@ -189,7 +194,9 @@ def _load_into(model_class: Any, config: Any, tensors: Mapping[str, Tensor]) -> 
         tuple(names.get(_address(state[name])[0], "") for name in pair)
         for pair in loaded.all_tied_weights_keys.items()
     ]
-    used = {names.get(_address(tensor)[0]) for tensor in state.values()}
+    found = {name: names.get(_address(tensor)[0], "") for name, tensor in state.items()}
+    used = set(found.values())
+    aliases = {name for pair in loaded.all_tied_weights_keys.items() for name in pair}
     prefixed = [(name, f"{loaded.base_model_prefix}.{name}") for name in tensors]
     return LoadedHeaders(
         sorted(info["missing_keys"]),
@@ -198,6 +205,7 @@ def _load_into(model_class: Any, config: Any, tensors: Mapping[str, Tensor]) -> 
         tied=[(one, other) for one, other in tied if one and other and one != other],
         doubled=[pair for pair in prefixed if pair[1] in tensors and not used.issuperset(pair)],
         conversions=loaded._weight_conversions,
+        sources={name: source for name, source in found.items() if source and name not in aliases},
     )
 
 

@@ -87,18 +87,24 @@ def load_causal_lm(
             f"model folder {folder} does not load as a causal language model: {_first_line(err)}"
         ) from err
     model.folder_config = config
-    adopt_layout(model, file_tensors(weight_paths(folder), names or ()) if names else {})
-    _check_loaded(folder, model)
+    files = file_tensors(weight_paths(folder), names) if names else {}
+    adopt_layout(model, files)
+    _check_loaded(folder, model, files)
     return cast("PreTrainedModel", model.to(device).eval())
 
 
-def _check_loaded(folder: Path, model: "PreTrainedModel") -> None:
+def _check_loaded(folder: Path, model: "PreTrainedModel", files: Mapping[str, Tensor]) -> None:
     """Checks the values, which the check of the folder reads only for small models. Raises: DataError."""
     for name, weight in weights_by_name(model):
         if not is_finite(weight):
             raise DataError(
                 f"model folder {folder}: its tensor {name} has values that are not finite; the file is "
                 "damaged, or the training that wrote it had diverged"
+            )
+        if name in files and not torch.equal(files[name].to(weight.dtype), weight):
+            raise DataError(
+                f"model folder {folder}: transformers loads its tensor {name} to another place than it saves "
+                "it from, so versions would differ from the folder; use another version of transformers"
             )
 
 
