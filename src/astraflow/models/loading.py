@@ -313,15 +313,9 @@ def fit_tensors(
     """
     given = _by_name(tensors)
     adapted = set(adapted_names(given))
-    plain = {name: tensor.shape for name, tensor in given.items() if not is_adapter(name)}
-    weights = tied_names(model)
+    weights = _adopted(model, given)
     known = {name for names, _ in weights for name in names} | rest_of(model).keys()
-    if plain.keys() - known or not all(plain.keys() & set(names) for names, _ in weights):
-        empty = {name: torch.empty(shape, device="meta") for name, shape in plain.items()}
-        adopt_layout(cast("PreTrainedModel", model), empty)
-        weights = tied_names(model)
-        known = {name for names, _ in weights for name in names} | rest_of(model).keys()
-    extra = [name for name in plain if name not in known]
+    extra = [name for name in given if name not in known and not is_adapter(name)]
     extra += adapted - given.keys()
     missing = [names[0] for names, _ in weights if not any(name in given for name in names)]
     if extra or missing:
@@ -352,6 +346,18 @@ def fit_tensors(
         # Merged weights take new memory until `install`, so they are converted to the model's dtype.
         pairs.append((own, new.to(own.dtype) if aliases[0].name in adapted else new))
     return FittedTensors(tuple(pairs), tuple(patches), is_partial=changed is not None)
+
+
+def _adopted(model: nn.Module, given: Mapping[str, HostTensor]) -> list[tuple[list[str], Tensor]]:
+    """The model's weights by the names among the given tensors, if it can have these."""
+    weights = tied_names(model)
+    plain = {name: tensor.shape for name, tensor in given.items() if not is_adapter(name)}
+    known = {name for names, _ in weights for name in names} | rest_of(model).keys()
+    if plain.keys() <= known and all(plain.keys() & set(names) for names, _ in weights):
+        return weights
+    empty = {name: torch.empty(shape, device="meta") for name, shape in plain.items()}
+    adopt_layout(cast("PreTrainedModel", model), empty)
+    return tied_names(model)
 
 
 def check_tensors(tensors: Mapping[str, Tensor], known: Mapping[str, tuple[int, ...]]) -> None:

@@ -63,7 +63,7 @@ class FrozenModel(ScoringModel):
         model.requires_grad_(False)
         self.vocab_size = vocab_size_of(model)
         self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source)
+        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source, has_rest=False)
         forward = TrainerForward(
             model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(self.folder)
         )
@@ -168,7 +168,7 @@ class Critic(TrainedModel):
         if source is not None:
             shapes = {view.name: view.shape for view in file_views(model)}
             source = {name: own for name, own in source.items() if shapes.get(name) == tuple(own.shape)}
-        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source)
+        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source, has_rest=False)
         super().__init__(forward, config, weights=weights, predicts_values=True)
 
 

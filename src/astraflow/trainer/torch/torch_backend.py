@@ -19,7 +19,6 @@ from astraflow import added
 from astraflow.config import Config
 from astraflow.errors import ConfigError, TrainingError
 from astraflow.models.export import begin_export
-from astraflow.models.file_layout import rest_of
 from astraflow.models.images import image_rules
 from astraflow.models.loading import DTYPES
 from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
@@ -165,9 +164,7 @@ class TorchBackend(ModelVerbs):
             self._lora = Lora.add_to(self._model, backend.lora, base=Path(model_dir), seed=seed)
         self._need = memory_need(self._model, config, grid=grid)
         check_memory(self._need, free)
-        self._weights = ModelWeights(
-            self._model, grid, dtype=DTYPES[backend.dtype], source=source, rest=rest_of(self._model)
-        )
+        self._weights = ModelWeights(self._model, grid, dtype=DTYPES[backend.dtype], source=source)
         images = self._images = image_rules(Path(model_dir))
         if images is not None and ranks.world > 1:
             raise ConfigError(

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from astraflow.errors import WeightsError
-from astraflow.models.file_layout import FileView, file_views
+from astraflow.models.file_layout import FileView, file_views, rest_of
 from astraflow.models.loading import check_tensors
 from astraflow.trainer.torch.layers import layers_of
 from astraflow.trainer.torch.parallel.grid import RankGrid
@@ -81,15 +81,15 @@ class ModelWeights:
         *,
         dtype: torch.dtype = torch.float32,
         source: Mapping[str, Tensor] | None = None,
-        rest: Mapping[str, Tensor] | None = None,
+        has_rest: bool = True,
     ) -> None:
         """`dtype`: in which layers compute, and are gathered. `source`: what `split` fills a model on `meta`
-        with. `rest`: further tensors of the folder, which are gathered with the weights and never change."""
+        with. `has_rest`: whether the rest of the folder is gathered with the weights; it never changes."""
         self._model = model
         self.grid = grid
         self._dtype = dtype
         self._source = source
-        self._rest = rest or {}
+        self._rest = rest_of(model) if has_rest else {}
         self._cuts = LayerCuts({})
         self._views: dict[str, list[FileView]] = {}
         for view in file_views(model):
