@@ -22,7 +22,6 @@ from astraflow.models.families import family_of
 from astraflow.models.file_layout import (
     LoadedHeaders,
     adopt_layout,
-    file_views,
     load_headers,
     rest_of,
     tied_names,
@@ -68,7 +67,7 @@ def judge_tensors(folder: Path, tensors: _Tensors) -> Judgment:
         return Judgment(str(err))
 
 
-def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None:
+def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...]:
     """See `check_model_folder`."""
     model = build_model(folder, dtype="float32", device="meta")
     weights = [(names, tuple(weight.shape)) for names, weight in tied_names(model)]
@@ -98,13 +97,16 @@ def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None
                 _check_finite(name, *tensors[name])
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         _check_tokenizer(folder, num_rows=int(cast("Any", model.get_input_embeddings()).weight.shape[0]))
-    if adopt_layout(model, empty, loaded):
-        names = [names[0] for names, _ in tied_names(model)]
-        if headers.keys() >= set(names):
-            return (*names, *rest_of(model))
-    adopt_layout(model, {})
-    _check_order(model, headers)
-    return None
+    is_mapped = adopt_layout(model, empty, loaded)
+    names = [names[0] for names, _ in tied_names(model)]
+    if absent := [name for name in names if name not in headers]:
+        raise DataError(
+            f"its files hold {format_names(absent)} under names or in shapes that transformers converts and "
+            "doesn't save, so no version could have them; load the model with transformers, and save it with "
+            "`save_pretrained`"
+        )
+    assert is_mapped
+    return (*names, *rest_of(model))
 
 
 def _check_fit(
@@ -169,25 +171,6 @@ def _advice(missing: Sequence[str], unexpected: Sequence[str], shapes: Collectio
 
 def _num_layers(names: Iterable[str]) -> int:
     return max((int(match[1]) + 1 for name in names if (match := _LAYER.search(name))), default=0)
-
-
-def _check_order(model: "PreTrainedModel", names: Collection[str]) -> None:
-    """Raises: DataError if only some of the tensors that make up one weight have the usual names.
-
-    transformers joins experts in the order of their names. All may lack the body's prefix, or have it twice.
-    """
-    prefix = f"{model.base_model_prefix}."
-    parts: dict[tuple[str, str], list[str]] = {}
-    for view in file_views(model):
-        for form in ("", prefix, 2 * prefix):
-            parts.setdefault((form, view.weight), []).append(form + view.name.removeprefix(prefix))
-    for own in parts.values():
-        absent = [name for name in own if name not in names]
-        if absent and len(absent) < len(own):
-            raise DataError(
-                f"its files hold {format_names(absent)} under other names than the rest of the same weight, "
-                "so transformers would load them in another order; rename them"
-            )
 
 
 def _check_tied(name: str, source: str, tensors: _Tensors) -> None:

@@ -87,7 +87,7 @@ def load_causal_lm(
             f"model folder {folder} does not load as a causal language model: {_first_line(err)}"
         ) from err
     model.folder_config = config
-    files = file_tensors(weight_paths(folder), names) if names else {}
+    files = file_tensors(weight_paths(folder), names or ())
     adopt_layout(model, files)
     _check_loaded(folder, model, files)
     return cast("PreTrainedModel", model.to(device).eval())

@@ -53,15 +53,14 @@ class Judgment(msgspec.Struct, frozen=True):
     problem: str = ""
     """What is wrong, and what to do; empty if nothing is wrong."""
     names: tuple[str, ...] | None = None
-    """The tensors of version 0, if the files have them under the names that versions use; None if they must
-    be converted."""
+    """The tensors of version 0; None if no library is installed that could tell."""
 
 
 def check_model_folder(folder: Path) -> tuple[str, ...] | None:
     """Checks that a folder's files are the weights of its config, and that its tokenizer fits.
 
-    Returns: the names of the model's tensors in the files, each tied weight once; None if the files have
-    other names or shapes, which transformers converts.
+    Returns: the names of the tensors of a version, each tied weight once; None if no library is installed
+    that could tell.
     Raises: DataError that says what is wrong, and what to do.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []

@@ -194,9 +194,8 @@ def test_a_head_that_is_the_embedding_may_be_stored_too(folder: Path) -> None:
     assert names is not None
     assert "lm_head.weight" not in names
     change(folder, lambda t: {n: w for n, w in t.items() if n != "model.embed_tokens.weight"})
-    assert check_model_folder(folder) is None  # transformers takes the head as the embedding
-    tensors = {t.name: t.data.tobytes() for t in read_model(folder)}
-    assert tensors == {t.name: t.data.tobytes() for t in export_tensors(load_causal_lm(folder))}
+    # transformers would take the head as the embedding.
+    assert "hold model.embed_tokens.weight under names or in shapes" in problem_of(folder)
 
 
 def test_tensors_that_transformers_ignores_are_not_part_of_version_0(folder: Path) -> None:
@@ -240,7 +239,7 @@ def test_an_expert_under_another_name_would_be_loaded_in_anothers_place(prefix: 
     folder = save_tiny("mixtral", tmp_path / "model")
     change(folder, renamed(r"^model\.", prefix))
     change(folder, renamed(r"(\.0\..*experts)\.2\.w1", r"\1*2.w1"))
-    assert re.search(r"experts\.2\.w1\.weight under other names .*in another order", problem_of(folder))
+    assert re.search(r"no version could have them; load .*`save_pretrained`", problem_of(folder))
 
 
 # --- what is remembered ---------------------------------------------------------------------------

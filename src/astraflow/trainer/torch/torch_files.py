@@ -128,7 +128,7 @@ def load_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) 
 
 def open_model(folder: str | Path, grid: RankGrid) -> "tuple[PreTrainedModel, dict[str, Tensor] | None]":
     """A folder's model in float32, and the tensors with which `ModelWeights.split` must fill it; None if it
-    is complete already, as for folders with other names.
+    is complete already.
 
     Raises: DataError unless the folder's files are exactly the model's weights.
     """
@@ -140,10 +140,8 @@ def open_model(folder: str | Path, grid: RankGrid) -> "tuple[PreTrainedModel, di
         names = check_model_folder(path)
     except DataError as err:
         raise DataError(f"model folder {path}: {err}") from err
-    if names is None:
-        return load_causal_lm(folder, device=grid.device), None
     model = empty_causal_lm(path, device="meta")
-    source = file_tensors(weight_paths(path), names)
+    source = file_tensors(weight_paths(path), names or ())
     adopt_layout(model, source)
     return model, {name: tensor for name, tensor in source.items() if name not in rest_of(model)}
 

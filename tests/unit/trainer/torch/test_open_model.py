@@ -1,7 +1,6 @@
 """A model is opened without memory for its weights where its folder allows it."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -45,16 +44,6 @@ def test_a_model_without_memory_is_filled_to_the_same_weights(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     ids = torch.tensor([[2, 3, 4]])
     assert torch.allclose(model(input_ids=ids).logits, load_causal_lm(tmp_path)(input_ids=ids).logits)
-
-
-def test_a_folder_whose_names_no_version_can_have_is_loaded_whole(tmp_path: Path) -> None:
-    make_tiny_model().save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = {re.sub(r"^model\.", "model.model.", name): tensor for name, tensor in load_file(file).items()}
-    save_file(tensors, file, metadata={"format": "pt"})
-    model, source = open_model(tmp_path, ON_DEVICE)
-    assert source is None
-    del model
 
 
 @pytest.mark.parametrize("make", [make_tiny_model, make_experts])
