@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from astraflow.errors import ConfigError, DataError
+from astraflow.recipe.service_state import ServiceState
 from astraflow.types import Item
 from astraflow.types.alarm import Alarm
 from astraflow.user_input.user_files import read_part
@@ -28,35 +29,12 @@ if TYPE_CHECKING:  # most readers of a run folder need no recipe, whose classes 
     from astraflow.recipe.recipe import Recipe
     from astraflow.recipe.resume import RecipeChange
 
-__all__ = ["RunFolder", "RunRecord", "ServiceRecord", "set_aside", "write_atomic"]
+__all__ = ["RunFolder", "RunRecord", "set_aside", "write_atomic"]
 
 _log = logging.getLogger(__name__)
 
 _RESERVE_BYTES = 512 * 1024
 """Space for `run.json`, summary, curve and episodes of a run that ends while its disk is full."""
-
-
-class ServiceRecord(Item, frozen=True, kw_only=True):
-    """One process of a run, in `run.json`."""
-
-    name: str
-    pid: int
-    port: int = 0
-    restarts: int = 0
-    state: str = ""
-    exit_code: int = 0
-    """Exit code when it last ended; negative for a signal."""
-    last_line: str = ""
-    """Why it last ended, as far as the supervisor knows."""
-    age_s: float = 0.0
-    """Seconds since it was started."""
-    silent_s: float | None = None
-    """Seconds since its last sign of life; null before the first one."""
-    is_silent: bool = False
-    trouble: str = ""
-    """What is wrong with it and what to do, in words; empty if nothing is known to be wrong."""
-    is_starved: bool = False
-    """Whether the only trouble is that its machine gives it no processor time."""
 
 
 class RunRecord(Item, frozen=True, kw_only=True):
@@ -74,7 +52,7 @@ class RunRecord(Item, frozen=True, kw_only=True):
     active: tuple[tuple[float, float], ...] = ()
     """Start and end of each period in which a launcher ran the services. The last end advances while a
     launcher runs them."""
-    services: tuple[ServiceRecord, ...] = ()
+    services: tuple[ServiceState, ...] = ()
     alarms: tuple[Alarm, ...] = ()
     """What the watchdog currently finds to be wrong."""
     pool: str = ""

@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
+from msgspec.structs import replace
+
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.service.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
@@ -45,7 +47,7 @@ from astraflow.recipe.resume import (
     refuse_fewer_steps,
     steps_done,
 )
-from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.recipe.run_folder import RunFolder, RunRecord
 from astraflow.report.ending import ABANDONED, reason_of
 from astraflow.report.metrics_log import MetricsLog
 from astraflow.report.report import write_report
@@ -312,23 +314,7 @@ class Run:
             at_s=self._clock(),
             reason="" if state == "running" else self._reason or ABANDONED,
             active=(*self._earlier, (self._begin_s, self._clock())),
-            services=tuple(
-                ServiceRecord(
-                    name=service.name,
-                    pid=service.pid,
-                    port=self._ports.get(service.name, 0),
-                    restarts=service.restarts,
-                    state=service.state,
-                    age_s=service.age_s,
-                    silent_s=service.silent_s,
-                    is_silent=service.is_silent,
-                    trouble=service.trouble,
-                    is_starved=service.is_starved,
-                    exit_code=service.exit_code,
-                    last_line=service.last_line,
-                )
-                for service in services
-            ),
+            services=tuple(replace(each, port=self._ports.get(each.name, 0)) for each in services),
             alarms=self._alarms if state == "running" else (),
             pool=self._pool.text if state == "running" else "",
             module_path=self._module_path,
