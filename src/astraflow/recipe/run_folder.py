@@ -89,7 +89,8 @@ class RunFolder:
         self.curve = path / "learning_curve.png"
         self.cache = path / "cache"
         self.secrets = path / "secrets"
-        self._resume = path / "resume"
+        self.resume = path / "resume"
+        """Exists if a person asked that a failed run is continued, until the dataflow has started again."""
         self._lock = path / "launcher.lock"
         self._reserve = path / "reserve"
 
@@ -142,19 +143,6 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Whether the run has reached its end."""
         return self.record.is_file() and self.load_record().state == "finished"
-
-    def ask_to_resume(self) -> None:
-        """Lets the next start of the dataflow continue a failed run, because a person asked for it."""
-        self._resume.touch()
-
-    @property
-    def is_asked_to_resume(self) -> bool:
-        """Whether `ask_to_resume` was called and the dataflow has not resumed yet."""
-        return self._resume.exists()
-
-    def note_resume(self) -> None:
-        """Notes that the dataflow has resumed. Later restarts don't continue a failed run."""
-        self._resume.unlink(missing_ok=True)
 
     def note_changes(self, changes: "tuple[RecipeChange, ...]") -> None:
         """Appends changes to the history of the recipe in this folder."""

@@ -39,14 +39,7 @@ from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import Launcher, ProcessSpec
 from astraflow.recipe.access import needs_tokens
 from astraflow.recipe.recipe import Recipe
-from astraflow.recipe.resume import (
-    changes_between,
-    has_more_steps,
-    redo_notes,
-    refuse_changes,
-    refuse_fewer_steps,
-    steps_done,
-)
+from astraflow.recipe.resume import check_resume, redo_notes
 from astraflow.recipe.run_folder import RunFolder, RunRecord
 from astraflow.report.ending import ABANDONED, reason_of
 from astraflow.report.metrics_log import MetricsLog
@@ -554,12 +547,8 @@ def _prepare(folder: RunFolder, recipe: Recipe, tell: Callable[[str], None]) -> 
     tells what will be trained again."""
     folder.create()
     if folder.recipe.is_file():
-        before = folder.load_recipe()
-        changes = changes_between(before, recipe)
-        refuse_changes(changes, folder.path)
-        done = steps_done(folder.journal)
-        refuse_fewer_steps(recipe, done, folder.path)
-        if folder.is_finished and not has_more_steps(recipe, before, done):
+        changes, done, has_more_steps = check_resume(folder, recipe)
+        if folder.is_finished and not has_more_steps:
             raise ConfigError(
                 f"{folder.path} holds a finished run of {max(done.values(), default=0)} steps; raise "
                 f"{as_written('policies.*.train.steps')} or `stop` to train longer, or pass another folder "
@@ -570,4 +559,4 @@ def _prepare(folder: RunFolder, recipe: Recipe, tell: Callable[[str], None]) -> 
         for text in redo_notes(folder, recipe, done):
             tell(text)
     folder.save_recipe(recipe)
-    folder.ask_to_resume()
+    folder.resume.touch()
