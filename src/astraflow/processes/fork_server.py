@@ -79,7 +79,6 @@ class ServerProcess(Protocol):
 
     def kill(self) -> None:
         """Sends SIGKILL."""
-        ...
 
     def wait(self) -> int:
         """Waits for the end. Returns: the exit code."""

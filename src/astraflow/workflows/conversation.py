@@ -112,7 +112,6 @@ class Conversation(Protocol):
         The next completion starts a fork: a new trajectory in which everything sampled before is context, and
         is not trained again.
         """
-        ...
 
 
 class Policy(Protocol):
@@ -525,11 +524,9 @@ class OpenWorkflow(Protocol):
 
     async def open(self) -> None:
         """Called before the first episode. Raises: ConfigError if the episodes can't run on this machine."""
-        ...
 
     async def close(self) -> None:
         """Called after the last episode, even if `open` failed or was not called."""
-        ...
 
 
 def _finite(value: object, what: str) -> float:
