@@ -30,9 +30,9 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.rules import batch_problems, commit_problems, record_problems
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
-from astraflow.types import FateCounts, StepRecord
+from astraflow.types import FateCounts, Item, StepRecord
 
-__all__ = ["AuditReport", "PolicyAudit", "audit", "batch_payloads"]
+__all__ = ["Amounts", "AuditReport", "PolicyAudit", "audit", "batch_payloads"]
 
 _BAD_ROW_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
 """Errors that damaged rows may cause."""
@@ -43,29 +43,33 @@ _LAST_RECORD = 1 << 62
 """Larger than the number of any record, so that the newest plan is in force for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyAudit:
+class Amounts(Item, frozen=True, kw_only=True):
+    """The staleness and the tokens of one policy, or of the whole run."""
+
+    staleness_mean: float = 0.0
+    """Over trained groups."""
+    staleness_max: int = 0
+    """Over trained and replayed groups."""
+    staleness_bound: int = 0
+    generated_tokens: int = 0
+    """Sampled tokens of accepted training episodes."""
+    committed_tokens: int = 0
+    """Sampled tokens in batches of committed steps."""
+    gradient_tokens: int | None = None
+    """How many of these had a gradient. None if a trainer did not report it for every step."""
+
+
+class PolicyAudit(Amounts, frozen=True, kw_only=True):
     """One policy's accounting, recomputed."""
 
     name: str
     fates: FateCounts
     steps: int
     redone_steps: int
-    dropped_batches: int
+    dropped_batches: int = 0
     """Batches dropped by a person. Their groups are evicted."""
-    replayed: int
+    replayed: int = 0
     """Replayed groups in batches, in addition to the fresh ones."""
-    staleness_mean: float
-    """Over trained groups."""
-    staleness_max: int
-    """Over trained and replayed groups."""
-    staleness_bound: int
-    generated_tokens: int
-    """Sampled tokens of accepted training episodes."""
-    committed_tokens: int
-    """Sampled tokens in batches of committed steps."""
-    gradient_tokens: int | None
-    """How many of these had a gradient. None if the trainer did not report it for every step."""
 
 
 @dataclass(frozen=True, slots=True)

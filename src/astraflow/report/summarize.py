@@ -65,12 +65,7 @@ def _with_figures(known: Summary, folder: RunFolder, recipe: Recipe, record: Run
         heldout_after=policies[0].heldout_after.get(eval_set) if policies else None,
         rl_wall_s=round(figures.rl_wall_s, 3),
         overlap_frac=round(figures.overlap_frac, 4),
-        staleness_mean=round(figures.staleness_mean, 4),
-        staleness_max=figures.staleness_max,
-        staleness_bound=figures.staleness_bound,
-        generated_tokens=figures.generated_tokens,
-        committed_tokens=figures.committed_tokens,
-        gradient_tokens=figures.gradient_tokens,
+        **msgspec.structs.asdict(figures.amounts),
         audit_ok=report.ok,
         audit_problems=report.problems,
         policies=policies,
@@ -110,8 +105,7 @@ def _summarize_policy(
     rounds = sorted((r for r in evals if r.policy == audited.name), key=lambda r: r.version)
     scores = [(r.eval_set, round(r.score_mean, 6)) for r in rounds if r.score_mean is not None]
     return PolicySummary(
-        name=audited.name,
-        steps=audited.steps,
+        **msgspec.structs.asdict(audited),
         num_steps=recipe.policies[audited.name].train.steps,
         version=own[-1].version if own else 0,
         heldout_before=dict(reversed(scores)),
@@ -120,14 +114,6 @@ def _summarize_policy(
         reward_last=own[-1].reward_mean if own else 0.0,
         reward_min=min((record.reward_mean for record in own), default=0.0),
         reward_max=max((record.reward_mean for record in own), default=0.0),
-        staleness_mean=audited.staleness_mean,
-        staleness_max=audited.staleness_max,
-        staleness_bound=audited.staleness_bound,
-        generated_tokens=audited.generated_tokens,
-        committed_tokens=audited.committed_tokens,
-        gradient_tokens=audited.gradient_tokens,
-        redone_steps=audited.redone_steps,
-        fates=audited.fates,
         best=best,
     )
 
