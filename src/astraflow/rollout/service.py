@@ -28,14 +28,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from astraflow.config import Use
-from astraflow.errors import Error, RolloutError, ServiceError, UnavailableError
+from astraflow.errors import Error, RolloutError, ServiceError, UnavailableError, first_error
 from astraflow.protocols import Capacity, Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.dialogue import HostedPolicy
@@ -145,7 +145,6 @@ class RolloutService:
         make_engine: Callable[[WeightSnapshot], Engine | Awaitable[Engine]],
         make_renderer: Callable[[PolicyInfo, Path], Renderer],
         evaluation: Evaluation | None = None,
-        labels: Mapping[str, str] | None = None,
         peer_url: str = "",
         fingerprints: Fingerprints | None = None,
         resumes: bool = False,
@@ -172,7 +171,14 @@ class RolloutService:
             PolicyHost, link=link, weights=weights, make_engine=make_engine, make_renderer=make_renderer
         )
         self._hosts = {info.name: make_host(info, changed=self._note_served) for info in policies}
-        request = _registration(config, name, tuple(self._hosts), peer_url, labels, fingerprints=fingerprints)
+        request = RegisterWorker(
+            name=name,
+            hosts=tuple(self._hosts),
+            engine=config.engine.use if isinstance(config.engine, Use) else config.engine.name,
+            num_slots=config.max_episodes,
+            peer_url=peer_url,
+            fingerprints=fingerprints or Fingerprints(),
+        )
         self._membership = Membership(link, request)
         self._running: dict[str, asyncio.Task[None]] = {}
         """Lease id -> the task that runs its episode."""
@@ -208,7 +214,7 @@ class RolloutService:
             if self._end.is_broken.is_set() and not self._end.is_over.is_set():
                 raise self._end.failure
         except ExceptionGroup as failures:
-            raise _first_leaf(failures) from failures
+            raise first_error(failures) from failures
         finally:
             parts = (self._runner, self._environments, self._evaluation, self._scoring, *self._hosts.values())
             async with AsyncExitStack() as closing:  # if one of them fails, the others are still closed
@@ -237,7 +243,7 @@ class RolloutService:
             # Progress goes out before the goodbye returns the leases. An abandoned episode continues
             # elsewhere as soon as its lease is back, and must not sample again what it has sampled here.
             sending = (
-                _try_within(_GOODBYE_S, self._outbox.wait_until_empty()),
+                _try_within(_GOODBYE_S, self._outbox.is_empty.wait()),
                 _try_within(_GOODBYE_S, self._progress.report()),
             )
             await asyncio.gather(*sending)
@@ -292,7 +298,7 @@ class RolloutService:
             self._progress.end(lease_id)
             failure = Failure(error_class=HANDED_IN, message="the device of the service was asked back")
             self._outbox.put(EpisodeResult(lease_id=lease_id, outcome=failure))
-        await _try_within(_GOODBYE_S, self._outbox.wait_until_empty())
+        await _try_within(_GOODBYE_S, self._outbox.is_empty.wait())
 
     # --- weights ---
 
@@ -503,34 +509,10 @@ class RolloutService:
         )
 
 
-def _registration(
-    config: RolloutConfig,
-    name: str,
-    hosts: tuple[str, ...],
-    peer_url: str,
-    labels: Mapping[str, str] | None,
-    *,
-    fingerprints: Fingerprints | None,
-) -> RegisterWorker:
-    return RegisterWorker(
-        name=name,
-        hosts=hosts,
-        engine=config.engine.use if isinstance(config.engine, Use) else config.engine.name,
-        num_slots=config.max_episodes,
-        labels=dict(labels or {}),
-        peer_url=peer_url,
-        fingerprints=fingerprints or Fingerprints(),
-    )
-
-
-async def _try_within(seconds: float, call: Coroutine[Any, Any, None]) -> None:
+async def _try_within(seconds: float, call: Coroutine[Any, Any, object]) -> None:
     """Awaits the call for at most `seconds`. A failure is only logged, because the service leaves anyway."""
     try:
         async with asyncio.timeout(seconds):
             await call
     except (TimeoutError, Error) as err:
         _log.warning("shut down before everything was sent: %s", err or f"no answer within {seconds} s")
-
-
-def _first_leaf(error: Exception) -> Exception:
-    return _first_leaf(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType] - its type parameter is lost

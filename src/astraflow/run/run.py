@@ -25,13 +25,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.service.clock import SteadyClock
-from astraflow.errors import ConfigError, ServiceError, UnavailableError
+from astraflow.errors import ConfigError, ServiceError, UnavailableError, first_error
 from astraflow.processes.launcher import make_launcher, with_reachable_hosts
 from astraflow.processes.pool import Pool, make_pool
 from astraflow.processes.program import Addresses, check_files, choose_addresses, program
@@ -521,7 +521,7 @@ async def launch(
                 finally:
                     await run.stop()
         except BaseExceptionGroup as err:
-            raise _first(err) from None
+            raise first_error(err) from None
         finally:
             await asyncio.to_thread(_report, folder, recipe)
 
@@ -532,14 +532,6 @@ def _report(folder: RunFolder, recipe: Recipe) -> None:
         write_report(folder, recipe)
     except Exception:  # noqa: BLE001 - a broken matplotlib, for example; it is logged
         _log.exception("the report on %s could not be made", folder.path)
-
-
-def _first(error: BaseException) -> BaseException:
-    """Returns the first exception in nested groups."""
-    while isinstance(error, BaseExceptionGroup):
-        parts = cast("tuple[BaseException, ...]", error.exceptions)
-        error = parts[0]
-    return error
 
 
 def _prepare(folder: RunFolder, recipe: Recipe, tell: Callable[[str], None]) -> None:

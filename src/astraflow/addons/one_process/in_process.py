@@ -16,6 +16,7 @@ from astraflow.addons.one_process.memory_versions import MemoryVersions
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.service.service import DataflowService
+from astraflow.errors import first_error
 from astraflow.protocols import Learner
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import eval_rules, fingerprints, run_info, run_plan
@@ -79,7 +80,7 @@ async def run_in_process(
                 trainer = _make_trainer(recipe, name, learner, link, versions, folder)
                 group.create_task(run_trainer(trainer, stop), name=f"trainer {name}")
     except ExceptionGroup as failures:
-        raise _first_leaf(failures) from failures
+        raise first_error(failures) from failures
     finally:
         await client.close()
         await service.stop()
@@ -131,7 +132,3 @@ def _make_trainer(  # noqa: PLR0917 - the parts of a trainer, each from elsewher
     )
     checkpoints = CheckpointStore(folder / "checkpoints" / name, policy=name, keep=config.keep_checkpoints)
     return Trainer(plan, learner=learner, link=link, publisher=versions, checkpoints=checkpoints)
-
-
-def _first_leaf(error: Exception) -> Exception:
-    return _first_leaf(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType] - its type parameter is lost
