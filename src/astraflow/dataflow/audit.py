@@ -111,6 +111,7 @@ class AuditReport:
     def rows(self) -> list[tuple[str, ...]]:
         """One row per number: its name, then its value for each policy."""
         fates = [(fate, *(f"{getattr(p.fates, fate):,}" for p in self.policies)) for fate in _FATE_ROWS]
+        gradient = [p.gradient_tokens for p in self.policies]
         return [
             *fates,
             ("steps", *(f"{p.steps:,}" for p in self.policies)),
@@ -121,7 +122,7 @@ class AuditReport:
             ("staleness max / bound", *(f"{p.staleness_max} / {p.staleness_bound}" for p in self.policies)),
             ("tokens generated", *(f"{p.generated_tokens:,}" for p in self.policies)),
             ("tokens committed", *(f"{p.committed_tokens:,}" for p in self.policies)),
-            ("of which with a gradient", *(_format_count(p.gradient_tokens) for p in self.policies)),
+            ("of which with a gradient", *("not reported" if n is None else f"{n:,}" for n in gradient)),
         ]
 
     def table(self) -> Table:
@@ -375,8 +376,3 @@ def _audit_policy(name: str, ledger: Ledger, closed: _ClosedFates, steps: list[S
         committed_tokens=closed.committed_tokens + committed,
         gradient_tokens=sum(known) if len(known) == len(gradient) else None,
     )
-
-
-def _format_count(count: int | None) -> str:
-    """A count with separators, or `not reported`."""
-    return "not reported" if count is None else f"{count:,}"
