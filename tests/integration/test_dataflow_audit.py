@@ -12,7 +12,8 @@ import pytest
 
 from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.algorithms.task_gates import GresoConfig, SolvedConfig
-from astraflow.dataflow.audit import Amounts, AuditReport, audit
+from astraflow.dataflow.accounting import Amounts
+from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.dataflow.core.commands import (
     BatchDropped,
     BatchTaken,

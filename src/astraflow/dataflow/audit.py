@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from astraflow.dataflow.accounting import PolicyAudit
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.core.plan import StopPlan
 from astraflow.dataflow.journal.check import check_database, check_segments
@@ -30,9 +31,9 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.rules import batch_problems, commit_problems, record_problems
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
-from astraflow.types import FateCounts, Item, StepRecord
+from astraflow.types import FateCounts, StepRecord
 
-__all__ = ["Amounts", "AuditReport", "PolicyAudit", "audit", "batch_payloads"]
+__all__ = ["AuditReport", "audit", "batch_payloads"]
 
 _BAD_ROW_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
 """Errors that damaged rows may cause."""
@@ -41,35 +42,6 @@ _MAX_PROBLEMS = 200
 _FATE_ROWS = FateCounts.__struct_fields__
 _LAST_RECORD = 1 << 62
 """Larger than the number of any record, so that the newest plan is in force for it."""
-
-
-class Amounts(Item, frozen=True, kw_only=True):
-    """The staleness and the tokens of one policy, or of the whole run."""
-
-    staleness_mean: float = 0.0
-    """Over trained groups."""
-    staleness_max: int = 0
-    """Over trained and replayed groups."""
-    staleness_bound: int = 0
-    generated_tokens: int = 0
-    """Sampled tokens of accepted training episodes."""
-    committed_tokens: int = 0
-    """Sampled tokens in batches of committed steps."""
-    gradient_tokens: int | None = None
-    """How many of these had a gradient. None if a trainer did not report it for every step."""
-
-
-class PolicyAudit(Amounts, frozen=True, kw_only=True):
-    """One policy's accounting, recomputed."""
-
-    name: str
-    fates: FateCounts
-    steps: int
-    redone_steps: int
-    dropped_batches: int = 0
-    """Batches dropped by a person. Their groups are evicted."""
-    replayed: int = 0
-    """Replayed groups in batches, in addition to the fresh ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from astraflow.dataflow.audit import Amounts, AuditReport
+from astraflow.dataflow.accounting import Amounts
+from astraflow.dataflow.audit import AuditReport
 from astraflow.dataflow.journal.journal_db import TelemetryRow
 from astraflow.dataflow.journal.reader import JournalReader
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from astraflow.dataflow.audit import PolicyAudit, audit
+from astraflow.dataflow.accounting import PolicyAudit
+from astraflow.dataflow.audit import audit
 from astraflow.dataflow.figures import RunFigures, run_figures
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import JournalError

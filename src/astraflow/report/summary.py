@@ -1,6 +1,6 @@
 """The results of a run, as `summary.json` stores them. `summarize` computes them from the journal."""
 
-from astraflow.dataflow.audit import Amounts, PolicyAudit
+from astraflow.dataflow.accounting import Amounts, PolicyAudit
 from astraflow.types import Item
 
 __all__ = ["BestVersion", "FailureShare", "PolicySummary", "Summary", "WaitShare"]
