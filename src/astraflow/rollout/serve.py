@@ -11,10 +11,10 @@ from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.factory import engine_maker, preload
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Evaluation
-from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.policy_host import load_in_turn
 from astraflow.rollout.renderer import policy_renderer
+from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
 from astraflow.service.process import settle_memory
 from astraflow.tasks.config import TasksConfig
@@ -65,7 +65,7 @@ async def run_rollout(
             name=name,
             policies=run_info.policies,
             workflow=make_workflow(workflow, private=private),
-            scoring=make_scoring(tasks, num_workers=rollout.scorers),
+            scoring=ScoringPool(tasks, num_workers=rollout.scorers),
             environments=Environments(tasks.environments),
             weights=weights,
             config=rollout,

@@ -42,7 +42,6 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.episode_limit import EpisodeLimit
 from astraflow.rollout.evaluation import Evaluation
-from astraflow.rollout.judging import JudgedScoring
 from astraflow.rollout.membership import Membership, WorkerLink
 from astraflow.rollout.outbox import Outbox
 from astraflow.rollout.policy_host import PolicyHost, WeightFetcher
@@ -138,7 +137,7 @@ class RolloutService:
         name: str,
         policies: Sequence[PolicyInfo],
         workflow: Workflow,
-        scoring: ScoringPool | JudgedScoring,
+        scoring: ScoringPool,
         environments: Environments | None = None,
         weights: WeightFetcher,
         config: RolloutConfig,
@@ -326,8 +325,7 @@ class RolloutService:
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
         self._evaluation.host(self._hosted)
-        if isinstance(self._scoring, JudgedScoring):
-            self._scoring.host(self._hosted)
+        self._scoring.policies = self._hosted
         await self._environments.open()
         await self._runner.open()
         await self._scoring.start()

@@ -23,8 +23,8 @@ from astraflow.recipe.run_plan import eval_rules, fingerprints, run_info, run_pl
 from astraflow.rollout.engines.factory import engine_maker
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Evaluation
-from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.renderer import policy_renderer
+from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
 from astraflow.run.preflight import OpenSources
 from astraflow.service.client import MemoryTransport, ServiceClient
@@ -104,7 +104,7 @@ def _make_rollout(
         name="in-process",
         policies=info.policies,
         workflow=make_workflow(recipe.workflow),
-        scoring=make_scoring(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers),
+        scoring=ScoringPool(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers),
         environments=Environments(recipe.tasks.environments),
         weights=versions,
         config=recipe.rollout,
