@@ -102,7 +102,19 @@ class TaskSource(Protocol):
     def task(self, idx: int) -> Task: ...
 
 
-class Curator(Protocol):
+@runtime_checkable
+class Stateful(Protocol):
+    """A component with state, so that a restarted dataflow makes the same decisions. Optional for parts of a
+    table."""
+
+    def state(self) -> dict[str, Any]:
+        """The complete state as plain data; it need not be a copy."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Curator(Stateful, Protocol):
     """Decides which task is drawn next. Deterministic: its only state is what `state` returns."""
 
     def next(self) -> int:
@@ -112,17 +124,11 @@ class Curator(Protocol):
     def observe(self, outcome: Outcome) -> None:
         """Learns the outcome of a completed group."""
 
-    def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs. The caller does not change it, so it need not be a copy."""
-        ...
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-
-class TaskGate(Protocol):
+class TaskGate(Stateful, Protocol):
     """Skips some of the tasks that a curator proposes.
 
-    Deterministic, like `Curator`.
+    Deterministic, like `Curator`. Float values in its state are also reported as metrics.
     """
 
     def why_skip(self, task_idx: int) -> str:
@@ -131,12 +137,6 @@ class TaskGate(Protocol):
 
     def observe(self, outcome: Outcome) -> None:
         """Learns the outcome of a completed group."""
-
-    def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs. Float values are also reported as metrics."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 Reward = Callable[[Task, str], float]
@@ -381,17 +381,6 @@ class TakenBatch:
     """One entry per group."""
     num_stale: int
     """Number of groups dropped as too stale at this take."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Optional interface of a component with state, so that a restarted dataflow makes the same decisions."""
-
-    def state(self) -> dict[str, Any]:
-        """The complete state as plain data; it need not be a copy."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @runtime_checkable
