@@ -16,7 +16,7 @@ from astraflow import wire
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RolloutError
 from astraflow.rollout.config import RolloutConfig
-from astraflow.rollout.open_calls import OpenCalls
+from astraflow.rollout.scoring import OpenCalls
 from astraflow.rollout.service import RolloutService
 from astraflow.service.client import HttpReply, MemoryTransport, ServiceClient, Transport
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore, sync_path

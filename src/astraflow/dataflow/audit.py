@@ -24,9 +24,8 @@ from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.core.plan import StopPlan
 from astraflow.dataflow.journal.check import check_database, check_segments
 from astraflow.dataflow.journal.compaction import load_ledger
-from astraflow.dataflow.journal.failure_kinds import FailureKind
 from astraflow.dataflow.journal.journal_db import FateRow
-from astraflow.dataflow.journal.ledger import ClosedFates, Ledger, ReplayedGroups
+from astraflow.dataflow.journal.ledger import ClosedFates, FailureKind, Ledger, ReplayedGroups
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.rules import batch_problems, commit_problems, record_problems
 from astraflow.dataflow.journal.segments import SegmentReader

@@ -20,13 +20,15 @@ judge sets, and counts in `judge_unclear`.
 """
 
 import asyncio
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from astraflow.errors import ConfigError, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import HostedModel, Score
-from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.scoring_process import (
     BuiltReward,
     Outcome,
@@ -43,7 +45,7 @@ from astraflow.tasks.rewards import RecipeReward, make_reward
 from astraflow.tasks.variants import RewardVariant
 from astraflow.types import Task
 
-__all__ = ["ScoringPool"]
+__all__ = ["OpenCalls", "ScoringPool"]
 
 _CALLS_PER_PROCESS = 100_000
 """A process is replaced after this many calls: rewards may leak memory, and a new one takes a second."""
@@ -53,6 +55,37 @@ longer with a slow disk or a busy machine."""
 _TARGET = f"{ScoringProcess.__module__}:{ScoringProcess.__name__}"
 _CANCELLING_S = 1.0
 """How long an `async` reward may take to end after it is cancelled; after that, its process is ended."""
+
+
+class OpenCalls:
+    """Calls that run or wait. Example: `with calls.one(): await score()`; inside, `calls.num` is 1."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s: dict[int, float] = {}
+        """Start time by call number, oldest call first."""
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def one(self) -> Generator[None]:
+        """Counts a call while the block runs."""
+        number = next(self._numbers)
+        self._began_s[number] = self._clock()
+        try:
+            yield
+        finally:
+            del self._began_s[number]
+
+    @property
+    def num(self) -> int:
+        """Number of calls that run or wait."""
+        return len(self._began_s)
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest call in seconds; 0 if there is none."""
+        began_s = next(iter(self._began_s.values()), None)
+        return 0.0 if began_s is None else self._clock() - began_s
 
 
 @dataclass(eq=False, slots=True)
