@@ -30,7 +30,6 @@ Messages say what failed, the value, what was expected, and what to do next.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 __all__ = [
     "BoundError",
@@ -58,7 +57,6 @@ __all__ = [
     "VersionMismatchError",
     "WeightsError",
     "WireError",
-    "first_error",
 ]
 
 
@@ -179,10 +177,3 @@ class ShapeError(Error, ValueError):
 
 class TrainingError(Error, ArithmeticError):
     """A loss or gradient is not finite; the message names the groups."""
-
-
-def first_error(error: BaseException) -> BaseException:
-    """Returns the exception, or the first one in nested groups: a TaskGroup's group adds no information."""
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return error

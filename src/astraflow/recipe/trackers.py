@@ -1,5 +1,6 @@
 """Trackers of a recipe, which show the metrics of a run in addition to `metrics.jsonl`."""
 
+import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -10,7 +11,6 @@ from typing import Any
 from astraflow import added
 from astraflow.config import Use, Variant, load_component
 from astraflow.protocols import Tracker
-from astraflow.recipe.run_folder import write_atomic
 
 __all__ = ["TrackedRun", "TrackerVariant", "check_tracker", "tracker_key"]
 
@@ -42,7 +42,9 @@ class TrackedRun:
         `value`."""
         path = self.folder / name
         if not path.is_file():
-            write_atomic(path, value.encode())
+            part = path.with_name(f".{name}.part")
+            part.write_text(value, encoding="utf-8")
+            os.replace(part, path)
         return path.read_text(encoding="utf-8")
 
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.config import Use
-from astraflow.errors import Error, RolloutError, ServiceError, UnavailableError, first_error
+from astraflow.errors import Error, RolloutError, ServiceError, UnavailableError
 from astraflow.protocols import Capacity, Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.dialogue import HostedPolicy
@@ -68,6 +68,7 @@ from astraflow.types import (
 )
 from astraflow.types.bounds import as_label
 from astraflow.types.host_tensors import WeightSnapshot
+from astraflow.user_input.own_code import first_error
 from astraflow.workflows.conversation import Workflow
 
 __all__ = ["RolloutService"]

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.service.clock import SteadyClock
-from astraflow.errors import ConfigError, ServiceError, UnavailableError, first_error
+from astraflow.errors import ConfigError, ServiceError, UnavailableError
 from astraflow.processes.launcher import make_launcher, with_reachable_hosts
 from astraflow.processes.pool import Pool, make_pool
 from astraflow.processes.program import Addresses, check_files, choose_addresses, program
@@ -56,6 +56,7 @@ from astraflow.trainer.loop import STEP_S, STOP_S
 from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
 from astraflow.types.alarm import Alarm
 from astraflow.user_input.mistakes import as_written, hint
+from astraflow.user_input.own_code import first_error
 
 __all__ = ["Run", "launch"]
 

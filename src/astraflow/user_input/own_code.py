@@ -13,10 +13,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
-from astraflow.errors import first_error
-
-__all__ = ["describe_error", "ending_forks", "error_text", "find_own_line", "is_own", "own_frames"]
+__all__ = [
+    "describe_error",
+    "ending_forks",
+    "error_text",
+    "find_own_line",
+    "first_error",
+    "is_own",
+    "own_frames",
+]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
@@ -121,6 +128,13 @@ def own_frames(error: BaseException) -> list[str]:
     Calls in installed packages are left out, because these may be libraries that AstraFlow uses.
     """
     return [str(frame) for frame in _frames(first_error(error).__traceback__) if is_own(frame.file)]
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Returns the exception, or the first one in nested groups: a TaskGroup's group adds no information."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
 
 
 def _frames(trace: TracebackType | None) -> list[_Frame]:

@@ -16,7 +16,6 @@ from astraflow.addons.one_process.memory_versions import MemoryVersions
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.service.service import DataflowService
-from astraflow.errors import first_error
 from astraflow.protocols import Learner
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import eval_rules, fingerprints, run_info, run_plan
@@ -31,6 +30,7 @@ from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
 from astraflow.types import Fingerprints, Publication, RunInfo
+from astraflow.user_input.own_code import first_error
 from astraflow.weights.snapshot import read_model
 from astraflow.workflows.factory import make_workflow
 
