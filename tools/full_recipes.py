@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from astraflow.addons.doctor.memory import HostNeed, host_needs, rank_need
 from astraflow.addons.gallery.listing import full_recipes
-from astraflow.models.loading import empty_causal_lm, weights_by_name
+from astraflow.models.file_layout import weights_by_name
+from astraflow.models.loading import empty_causal_lm
 from astraflow.recipe.document import full_mapping, policies_of
 from astraflow.recipe.gallery import GalleryItem, find_entry
 from astraflow.recipe.recipe import Recipe, load_recipe

@@ -231,19 +231,6 @@ def test_a_dry_run_looks_for_the_sandbox_only_if_the_recipe_needs_one(
     assert list(make_checks([SANDBOX_CHECK], ("recipe", "folder"), needing)) == []
 
 
-def test_a_dry_run_renders_the_template_of_a_tokenizer_that_says_whether_it_adds_tokens(
-    tmp_path: Path,
-) -> None:
-    folder = make_folder(tmp_path)
-    write_config(folder, {**SIZES, "model_type": "qwen3", "vocab_size": 100, "eos_token_id": 7})
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "add_bos_token": True}))
-    check_recipe(
-        recipe(tmp_path, f"policies.actor.model={folder}", "rollout.engine.max_context=512"),
-        with_trials=True,
-    )
-
-
 def test_a_dry_run_finds_a_template_that_fails_when_it_renders(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, template="{{ raise_exception('only system messages') }}")
     write_config(folder, {**SIZES, "model_type": "qwen3", "vocab_size": 100, "eos_token_id": 7})
