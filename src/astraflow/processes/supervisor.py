@@ -29,6 +29,7 @@ from astraflow.errors import ServiceError
 from astraflow.processes.launcher import CheckedHandle, start_process
 from astraflow.protocols import MACHINE_LOST, Launcher, ProcessLife, ProcessSpec
 from astraflow.recipe.service_state import TROUBLE_AFTER_S, ServiceState
+from astraflow.rollout.waiting import wait_for_any
 from astraflow.service.memory import MemoryRecord
 from astraflow.service.restarts import SIGKILL_CODES, Backoff, code_text, last_lines
 
@@ -245,10 +246,9 @@ class Supervisor:
         The user's own code may have ended it too early. A process may learn earlier than the owner of the
         supervisor that its work is done, so this waits for the owner for a while.
         """
-        waits = [asyncio.create_task(event.wait()) for event in (each.done, each.stop)]
-        await asyncio.wait(waits, timeout=self._late_news_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._late_news_s):
+                await wait_for_any(each.done, each.stop)
         return each.done.is_set() or each.stop.is_set()
 
     async def _run_once(self, each: _Watched) -> int:
