@@ -192,9 +192,21 @@ def template_environment() -> "Environment":
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
+    def to_json(
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
     functions = cast("dict[str, Any]", environment.globals)
+    environment.filters["tojson"] = to_json  # Jinja's own escapes HTML, and takes fewer arguments
     functions |= {"raise_exception": raise_exception, "strftime_now": datetime.now().strftime}
     return environment

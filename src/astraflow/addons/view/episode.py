@@ -33,6 +33,7 @@ from astraflow.dataflow.core.commands import EpisodeFacts
 from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Item, Message, Trajectory
+from astraflow.types.model_text import CALL_OPENINGS
 
 __all__ = ["MAX_TOKENS", "EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view"]
 
@@ -40,6 +41,7 @@ MAX_TOKENS = 20_000
 """Maximum number of tokens shown of one trajectory."""
 _MAX_MESSAGE = 200_000
 """Maximum number of characters shown of one message."""
+_MAX_CALL = 300
 _MAX_STREAMS = 8
 
 
@@ -132,6 +134,8 @@ def episode_view(
             sequences = sequences_of(database, stored, texts, (row, trajectory), messages)
         elif messages and not in_group:
             sequences = (sequence_of_messages(row, messages),)
+    if num_unread := metrics.get("unread_calls"):
+        problems.append(_unread_words(num_unread, messages))
     tokens = None
     if trajectory is not None:
         tokens = _tokens(trajectory, texts, _spans(database, folder, row), max_tokens)
@@ -147,6 +151,16 @@ def episode_view(
         reward_said=reward_words(row, turn_rewards, metrics),
         versions_said=version_words(trajectory) if trajectory is not None else "",
         place=NO_PLACE if in_group else place_of(database, row),
+    )
+
+
+def _unread_words(num: float, messages: Sequence[Message]) -> str:
+    """Says how many calls were not read, with the text of the first that has tags."""
+    said = [message.content for message in messages if message.role == "assistant"]
+    text = next((each for each in said if any(mark in each for mark in CALL_OPENINGS)), (said or [""])[-1])
+    begin = min((text.find(mark) for mark in CALL_OPENINGS if mark in text), default=0)
+    return (
+        f"{num:g} answers look like a tool call that was not read: {_clean(text[begin : begin + _MAX_CALL])}"
     )
 
 
