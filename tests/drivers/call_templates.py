@@ -8,11 +8,23 @@ The templates are written anew: only what they print for tools, calls, and past 
 import json
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+from astraflow.addons.formats.readers import FORMATS
 from astraflow.models.chat_template import template_environment
+from astraflow.types.model_text import without_reasoning
+from astraflow.workflows.calls import CALL_PARSERS, is_unread, offered_calls
 
-__all__ = ["CALL_TEMPLATES", "SCHEMA", "CallTemplate", "make_arguments", "print_calls"]
+__all__ = [
+    "CALL_TEMPLATES",
+    "SCHEMA",
+    "CallTemplate",
+    "make_messages",
+    "mutated_call_problems",
+    "print_calls",
+]
+
+Message: TypeAlias = tuple[list[tuple[str, dict[str, object]]], str]
 
 
 class CallTemplate(NamedTuple):
@@ -230,7 +242,7 @@ _TEXTS = (
 )
 
 
-def make_arguments(rng: random.Random) -> dict[str, object]:
+def _make_arguments(rng: random.Random) -> dict[str, object]:
     """Makes arguments that fit `SCHEMA`."""
 
     def text() -> str:
@@ -246,6 +258,65 @@ def make_arguments(rng: random.Random) -> dict[str, object]:
         "place": rng.choice([None, {"x": 1, "name": text()}]),
     }
     return {key: values[key] for key in rng.sample(sorted(values), rng.randint(0, len(values)))}
+
+
+def make_messages(family: CallTemplate, num: int, seed: int, most: int = 3) -> "list[Message]":
+    """Makes messages of up to `most` calls each: the calls, and the text that the template prints for them."""
+    rng = random.Random(seed)
+    messages: list[Message] = []
+    for _ in range(num):
+        size = rng.randint(1, min(most, family.most))
+        calls = [(rng.choice(["search", "look_up"]), _make_arguments(rng)) for _ in range(size)]
+        messages.append((calls, print_calls(family, calls)))
+    return messages
+
+
+def mutated_call_problems(family: CallTemplate, num: int, seed: int) -> list[str]:
+    """What is wrong with how mutated texts are read: a tool that was not offered, or a call that was lost."""
+    rng = random.Random(seed)
+    texts = [text for _, text in make_messages(family, 20, seed)]
+    tools = {"search": SCHEMA}
+    mark = FORMATS[family.format].mark
+    problems: list[str] = []
+    for _ in range(num):
+        text = _mutate(rng.choice(texts), rng.choice(texts), rng)
+        reply = without_reasoning(text)
+        for name, parser in CALL_PARSERS.items():
+            calls = offered_calls(parser, reply, tools)
+            if any(not call.problem and call.name not in tools for call in calls):
+                problems.append(f"{name} calls another tool: {text!r}")
+            is_lost = not calls and name == family.format and mark and mark in reply
+            if is_lost and not is_unread(calls, reply, tools):
+                problems.append(f"{name} loses a call: {text!r}")
+    return problems
+
+
+def _mutate(text: str, other: str, rng: random.Random) -> str:
+    """Deletes, repeats, replaces, and swaps some parts of a text."""
+    for _ in range(rng.randint(1, 6)):
+        start = rng.randint(0, len(text))
+        end = min(len(text), start + rng.choice([1, 1, 2, 5, 20, 100]))
+        piece = rng.choice(
+            ["", text[start:end] * 2, rng.choice(_NOISE), other[start:end], text[start:end][::-1]]
+        )
+        text = text[:start] + piece + text[end:]
+    return text
+
+
+_NOISE = (
+    *'"{}[]()<>|=,:\\\n\0',
+    "\ud800",
+    "<think>",
+    "</think>",
+    "NaN",
+    "1e999",
+    "[" * 99,
+    "((",
+    "<|",
+    "|>",
+    "｜",
+    "é",
+)
 
 
 def print_calls(

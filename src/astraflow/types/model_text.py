@@ -42,7 +42,7 @@ _REASONING_TAGS = {
 """Closing tags of reasoning by their opening tags."""
 CALL_OPENINGS = (
     *("<tool_call", "<function=", "<function_calls>", "<invoke", "<minimax:tool_call>", "<seed:tool_call>"),
-    *("[TOOL_CALLS]", "<TOOLCALL>", "functools[", "<|python_tag|>", "<|tool_call", "<|START_ACTION|>"),
+    *("[TOOL_CALLS]", "<TOOLCALL>", "functools[", "<|python_", "<|tool_call", "<|START_ACTION|>"),
     *("<｜tool▁call", "<｜DSML｜", "<start_function_call>", "to=functions.", "<|channel|>commentary"),
 )
 """How calls begin, in the formats of `workflows.calls` and in others."""
@@ -55,7 +55,7 @@ _ARGUMENTS = {
     "<parameter": re.compile(f"</parameter>{_NEXT}"),
     "<｜DSML｜parameter": re.compile(f"</｜DSML｜parameter>{_NEXT}"),
     "<arg_value>": re.compile(f"</arg_value>{_NEXT}"),
-    '<|"|>': re.compile(r'<\|"\|>'),
+    '<|"|>': re.compile(re.escape('<|"|>')),
     "<|tool_call_start|>": re.compile(r"<\|tool_call_end\|>"),
     "<function_calls>": re.compile("</function_calls>"),
 }
@@ -64,7 +64,7 @@ _ARGUMENTS = {
 _OPENINGS = {closing: opening for opening, closing in _REASONING_TAGS.items()}
 _TAG = re.compile("|".join(map(re.escape, (*_REASONING_TAGS, *_OPENINGS, *_ARGUMENTS, *_BEFORE_JSON))))
 _HEADER = re.compile(
-    r"\s*(?:<\|start\|>assistant)?(\s*to=[^\s<]+)?\s*<\|channel\|>\s*(\w+)(\s+to=[^\s<]+)?[^<]{0,64}"
+    r"\s*+(?:<\|start\|>assistant\s*+)?(to=[^\s<]++\s*+)?<\|channel\|>\s*+(\w++)(\s++to=[^\s<]++)?[^<]{0,64}"
     r"(?:<\|constrain\|>[^<]{0,64})?<\|message\|>"
 )
 _MESSAGE_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|(?=<\|channel\|>)")
@@ -202,8 +202,9 @@ def _tags(text: str) -> Iterator[re.Match[str]]:
 
 def _past_argument(text: str, pos: int, opening: str) -> int:
     """The position after an argument that begins at `pos`; `pos` if it doesn't end before the next one."""
-    end = _ARGUMENTS[opening].search(text, pos)
-    return end.end() if end and not pos <= text.find(opening, pos) < end.start() else pos
+    following = text.find(opening, pos) if _ARGUMENTS[opening].pattern != re.escape(opening) else -1
+    end = _ARGUMENTS[opening].search(text, pos, following if following >= 0 else len(text))
+    return end.end() if end else pos
 
 
 def _past_json(text: str, pos: int) -> int:

@@ -117,7 +117,7 @@ def _after_marks(text: str, schemas: _Schemas, *, opening: str, closing: str) ->
 
 
 _GEMMA_PART = re.compile(
-    r'<\|"\|>(.*?)<\|"\|>|<[^<>\s]*>|((?<=[{,])\s*[^{}\[\],:<"]+(?=:))|"(?:[^"\\]|\\.)*"'
+    r'<\|"\|>(.*?)<\|"\|>|<[^<>\s]*>|((?<=[{,])[^{}\[\],:<"]++(?=:))|"(?:[^"\\]|\\.)*"'
     r'|([^\s{}\[\],:<"]+)',
     re.DOTALL,
 )
@@ -135,7 +135,7 @@ def _gemma(text: str, schemas: _Schemas) -> list[ToolCall]:
         return part[0] if found is None else to_json(found if found == quoted else found.strip())
 
     before, mark, rest = text.partition("<|tool_call>")
-    closing = r"\s*(?:<tool_call\|>|(?=<\|tool_)|$)"
+    closing = r"(?:<tool_call\|>|(?=<\|tool_)|$)"
     opening = r'<\|tool_call>\s*"call"\s*:\s*"([^"]+)"\s*(?=\{)'
     return _after_marks(
         before + mark + _GEMMA_PART.sub(as_json, rest), schemas, opening=opening, closing=closing
@@ -211,7 +211,7 @@ class _ByParameter:
 
 # --- Python's syntax ------------------------------------------------------------------------------
 
-_PYTHON_START = re.compile(r"\s*(?:<\|python_(?:tag|start)\|>\s*)?(?=\[?\s*[A-Za-z_][\w.]*\()")
+_PYTHON_START = re.compile(r"\s*+(?:<\|python_(?:tag|start)\|>\s*+)?(?=\[?\s*+[A-Za-z_][\w.]*+\()")
 _WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -298,8 +298,8 @@ _MISTRAL_LIST = _json_in_tags("[TOOL_CALLS]", "")
 _MISTRAL_NAMED = _json(
     r"\[TOOL_CALLS\]\s*([^\[{\s]{1,256})\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?", r"(?=\[TOOL_CALLS\])|$", ""
 )
-_CHANNEL = r"<\|channel\|>\s*(?:commentary|analysis)"
-_TO = r"to=(?:functions\.)?([^\s<]+)"
+_CHANNEL = r"<\|channel\|>\s*+(?:commentary|analysis)"
+_TO = r"to=(?:functions\.)?([^\s<]++)"
 _TAG_NAME = r'"?([^<>\n"]{0,256})"?'
 
 FORMATS: Mapping[str, Format] = {
@@ -350,13 +350,13 @@ FORMATS: Mapping[str, Format] = {
     ),
     "deepseek": _json(
         r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
-        r"([^<\n]*?)(?:<｜tool▁sep｜>|\s*```json)\s*",
+        r"([^<\n`]*+)(?:<｜tool▁sep｜>|\s*+```json)",
         r"(?:```\s*)?(?:<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>)?|$)",
         "<｜tool▁call▁begin｜>",
     ),
     "mistral": Format(_mistral, "[TOOL_CALLS]"),
     "gpt_oss": _json(
-        rf"(?:<\|start\|>assistant)?\s*(?:{_TO}\s*{_CHANNEL}|{_CHANNEL}\s+{_TO})"
+        rf"(?:<\|start\|>assistant\s*+)?(?:{_TO}\s*+{_CHANNEL}|{_CHANNEL}\s++{_TO})"
         r"[^<]{0,64}(?:<\|constrain\|>[^<]{0,64})?<\|message\|>",
         r"(?:<\|(?:call|end)\|>|(?=<\|(?:start|channel)\|>)|$)",
         "to=functions.",
