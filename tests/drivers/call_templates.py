@@ -51,8 +51,8 @@ class CallTemplate(NamedTuple):
             f"{{{{ {json.dumps(part, ensure_ascii=False)} }}}}" for part in parts
         )
         calls = (
-            f"{before}{{% for c in m.tool_calls %}}{{% set args = c.function.arguments if c.function.arguments is "
-            "string else c.function.arguments | tojson %}"
+            f"{before}{{% for c in m.tool_calls %}}{{% set given = c.function.arguments %}}"
+            "{% set args = given if given is string else given | tojson %}"
             f"{self.call}{{% if not loop.last %}}{between}{{% endif %}}{{% endfor %}}{after}"
         )
         return (
@@ -93,7 +93,9 @@ _DEEPSEEK_TURN = ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")
 
 CALL_TEMPLATES: Mapping[str, CallTemplate] = {
     "qwen3": CallTemplate("tagged", _HERMES, between="\n"),
-    "granite4": CallTemplate("tagged", _HERMES, turn=("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>")),
+    "granite4": CallTemplate(
+        "tagged", _HERMES, turn=("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>")
+    ),
     "qwen3_5": CallTemplate("qwen_xml", f"<tool_call>\n{_XML}</tool_call>", between="\n"),
     "seed_oss": CallTemplate("qwen_xml", f"<seed:tool_call>\n{_XML}</seed:tool_call>", between="\n"),
     "glm4_5": CallTemplate(
@@ -115,7 +117,8 @@ CALL_TEMPLATES: Mapping[str, CallTemplate] = {
         ("<minimax:tool_call>\n", "</minimax:tool_call>"), turn=("]~b]ai\n", "[e~[\n"),
     ),
     "deepseek_v3_2": CallTemplate(
-        "deepseek_dsml", _DSML, ("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"), turn=_DEEPSEEK_TURN
+        "deepseek_dsml", _DSML, ("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        turn=_DEEPSEEK_TURN,
     ),
     "deepseek_v4": CallTemplate(
         "deepseek_dsml", _DSML, ("\n\n<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"), turn=_DEEPSEEK_TURN
@@ -146,7 +149,8 @@ CALL_TEMPLATES: Mapping[str, CallTemplate] = {
         "mistral", _NINE + "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ args }}", turn=("", "</s>")
     ),
     "magistral": CallTemplate(
-        "mistral", _NINE + "[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]{{ args }}", turn=("", "</s>")
+        "mistral", _NINE + "[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]{{ args }}",
+        turn=("", "</s>"),
     ),
     "gpt_oss": CallTemplate(
         "gpt_oss",
@@ -155,7 +159,8 @@ CALL_TEMPLATES: Mapping[str, CallTemplate] = {
     ),
     "gpt_oss_sampled": CallTemplate(
         "gpt_oss",
-        "<|channel|>commentary to=functions.{{ c.function.name }} <|constrain|>json<|message|>{{ args }}<|call|>",
+        "<|channel|>commentary to=functions.{{ c.function.name }} <|constrain|>json<|message|>{{ args }}"
+        "<|call|>",
         turn=("<|start|>assistant", ""), most=1,
     ),
     "llama3": CallTemplate(
@@ -261,7 +266,7 @@ def _make_arguments(rng: random.Random) -> dict[str, object]:
 
 
 def make_messages(family: CallTemplate, num: int, seed: int, most: int = 3) -> "list[Message]":
-    """Makes messages of up to `most` calls each: the calls, and the text that the template prints for them."""
+    """Makes messages of up to `most` calls each: the calls, and what the template prints for them."""
     rng = random.Random(seed)
     messages: list[Message] = []
     for _ in range(num):

@@ -1,4 +1,4 @@
-"""Tool calls in the formats of the families: what a chat template prints is read back, and nothing else is run."""
+"""Tool calls in the formats of the families: what a template prints is read back, and nothing else is run."""
 
 # ruff: noqa: RUF001 - DeepSeek's own bars
 
@@ -100,7 +100,7 @@ def test_the_text_before_a_call_ends_where_the_call_begins(name: str) -> None:
 def test_plain_text_gets_the_type_of_the_tools_schema(schema: object, text: str, value: object) -> None:
     tools = {"f": json.dumps({"type": "object", "properties": {"x": schema}})}
     printed = {
-        "qwen_xml": f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>",
+        "qwen_xml": f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>",
         "glm": f"<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
         "minimax": f'<invoke name="f"><parameter name="x">{text}</parameter></invoke>',
     }
