@@ -111,6 +111,7 @@ def test_what_a_model_says_is_its_text_without_its_reasoning(text: str, said: st
 
 
 JSON = '{"q": "</think> <|end|>"}'
+TO_FIND = "<|start|>assistant to=functions.find<|channel|>commentary json<|message|>"
 
 
 @pytest.mark.parametrize(
@@ -125,9 +126,9 @@ JSON = '{"q": "</think> <|end|>"}'
         ("<|channel|>final<|message|>5<|return|>", None, "5"),
         (
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis"
-            f"<|message|>hm<|end|><|start|>assistant to=functions.find<|channel|>commentary json<|message|>{JSON}<|call|>",
+            f"<|message|>hm<|end|>{TO_FIND}{JSON}<|call|>",
             "hm",
-            f"I look.\n<|start|>assistant to=functions.find<|channel|>commentary json<|message|>{JSON}<|call|>",
+            f"I look.\n{TO_FIND}{JSON}<|call|>",
         ),
         ("Headers such as <|channel|>final<|message|> are text.", None, None),
         (
