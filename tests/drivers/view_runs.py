@@ -3,8 +3,8 @@
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 

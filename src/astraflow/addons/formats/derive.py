@@ -150,8 +150,8 @@ def _described_format(shown: str, prompt: str) -> FormatName | None:
         for text in (FORMATS[parser.name].mark, FORMATS[parser.name].hint)
         if text and text in shown and text not in prompt
     ]
-    # Other formats contain <tool_call> too.
-    return next((name for name in described if name != "tagged"), described[0] if described else None)
+    described.sort(key=lambda name: name == "tagged")  # other formats contain <tool_call> too
+    return described[0] if described else None
 
 
 def _drops_reasoning(render: _Render) -> bool:
