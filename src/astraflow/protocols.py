@@ -102,7 +102,19 @@ class TaskSource(Protocol):
     def task(self, idx: int) -> Task: ...
 
 
-class Curator(Protocol):
+@runtime_checkable
+class Stateful(Protocol):
+    """A component with state, so that a restarted dataflow makes the same decisions. Optional for parts of a
+    table."""
+
+    def state(self) -> dict[str, Any]:
+        """The complete state as plain data; it need not be a copy."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Curator(Stateful, Protocol):
     """Decides which task is drawn next. Deterministic: its only state is what `state` returns."""
 
     def next(self) -> int:
@@ -111,19 +123,12 @@ class Curator(Protocol):
 
     def observe(self, outcome: Outcome) -> None:
         """Learns the outcome of a completed group."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs. The caller does not change it, so it need not be a copy."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-class TaskGate(Protocol):
+class TaskGate(Stateful, Protocol):
     """Skips some of the tasks that a curator proposes.
 
-    Deterministic, like `Curator`.
+    Deterministic, like `Curator`. Float values in its state are also reported as metrics.
     """
 
     def why_skip(self, task_idx: int) -> str:
@@ -132,13 +137,6 @@ class TaskGate(Protocol):
 
     def observe(self, outcome: Outcome) -> None:
         """Learns the outcome of a completed group."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs. Float values are also reported as metrics."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 Reward = Callable[[Task, str], float]
@@ -386,17 +384,6 @@ class TakenBatch:
 
 
 @runtime_checkable
-class Stateful(Protocol):
-    """Optional interface of a component with state, so that a restarted dataflow makes the same decisions."""
-
-    def state(self) -> dict[str, Any]:
-        """The complete state as plain data; it need not be a copy."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-
-@runtime_checkable
 class BatchObserver(Stateful, Protocol):
     """A stateful limiter, sampler or remover. Only `observe` changes its state."""
 
@@ -518,11 +505,9 @@ class Engine(Protocol):
 
         Raises: WeightsError; the engine then keeps serving the old version.
         """
-        ...
 
     async def pause(self) -> None:
         """Stops generating, and keeps all requests."""
-        ...
 
     async def resume(self) -> None: ...
 
@@ -601,7 +586,6 @@ class Learner(Protocol):
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote."""
-        ...
 
 
 ModelRole = Literal["policy", "critic", "reference", "teacher"]
@@ -683,7 +667,6 @@ class TrainerBackend(Protocol):
 
     def reset_optimizer(self) -> None:
         """Resets the state of the policy's optimizer, and drops the gradients."""
-        ...
 
     def logprobs(
         self, columns: Columns, parts: Sequence[NDArray[np.int64]], *, model: ModelRole = "policy"
@@ -743,7 +726,6 @@ class VersionPublisher(Protocol):
 
     async def forget(self, policy: str, needed: Sequence[int]) -> None:
         """Allows the publisher to delete versions that are neither needed nor among the newest."""
-        ...
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -821,11 +803,9 @@ class ProcessHandle(Protocol):
 
     def terminate(self) -> None:
         """Asks the process to stop (SIGTERM). Does nothing if it has ended."""
-        ...
 
     def kill(self) -> None:
         """Ends the process immediately (SIGKILL). Does nothing if it has ended."""
-        ...
 
     async def silence(self, longest_s: float) -> str:
         """Waits until the process has shown no sign of life for `longest_s` seconds.
@@ -877,7 +857,6 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Called once all processes have ended."""
-        ...
 
 
 @runtime_checkable
@@ -901,11 +880,9 @@ class Tracker(Protocol):
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Takes further lines of `metrics.jsonl`, in order. They are sent again if it does not return."""
-        ...
 
     def close(self) -> None:
         """Called once after the last row."""
-        ...
 
 
 @runtime_checkable
@@ -915,4 +892,3 @@ class EpisodeTracker(Protocol):
     def write_episodes(self, row: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> None:
         """Takes episodes of the evaluation in `row` of `metrics.jsonl`: `task`, `score`, `version` and `text`
         of each. After a crash, they may be sent again."""
-        ...

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from astraflow.addons.view.commands import write_report
-from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.recipe.run_folder import RunFolder, RunRecord
+from astraflow.recipe.service_state import ServiceState
 from drivers.page_driver import Browser
 from drivers.system_driver import Terminals
 from drivers.view_runs import RunWriter
@@ -37,7 +38,7 @@ def make_run(folder: Path, policies: int, steps: int, *, services: int = 2, jump
         state="stopped",
         reason="it was interrupted",
         active=((1000.0, 1000.0 + steps),),
-        services=tuple(ServiceRecord(name=name, pid=1) for name in processes),
+        services=tuple(ServiceState(name, "running", pid=1) for name in processes),
     )
     RunFolder(folder).save_record(record)
 

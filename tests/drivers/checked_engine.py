@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from astraflow.models.loading import DTYPES, host_tensor, weights_by_name
+from astraflow.models.file_layout import weights_by_name
+from astraflow.models.loading import DTYPES, host_tensor
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types.host_tensors import WeightSnapshot

@@ -16,7 +16,7 @@ from astraflow import wire
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RolloutError
 from astraflow.rollout.config import RolloutConfig
-from astraflow.rollout.open_calls import OpenCalls
+from astraflow.rollout.scoring import OpenCalls
 from astraflow.rollout.service import RolloutService
 from astraflow.service.client import HttpReply, MemoryTransport, ServiceClient, Transport
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore, sync_path
@@ -291,7 +291,11 @@ async def rollout_rig(
         "model.embed_tokens.weight", (256, 8), "float32", np.full(256 * 8, 0.5, "<f4").view(np.uint8)
     )
     versions = PublishedVersions(
-        PublisherClient(client, publisher.incoming), damage, policy="actor", tensors=[embeddings], files={}
+        PublisherClient(client, publisher.store.incoming),
+        damage,
+        policy="actor",
+        tensors=[embeddings],
+        files={},
     )
     tasks = [Task(id=f"sums/{idx}", source="sums", prompt=f"{idx} + 1") for idx in range(8)]
     try:
@@ -301,7 +305,7 @@ async def rollout_rig(
         yield RolloutRig(dataflow, kit, candidate)
     finally:
         await client.close()
-        publisher.close()
+        publisher.store.close()
 
 
 # --- trainer --------------------------------------------------------------------------------------
@@ -375,7 +379,7 @@ class InProcessTrainer:
             plan,
             learner=self.backend(),
             link=DataflowClient(client),
-            publisher=PublisherClient(publishing, self.rig.publisher.incoming),
+            publisher=PublisherClient(publishing, self.rig.publisher.store.incoming),
             checkpoints=self.store,
         )
         try:
@@ -442,4 +446,4 @@ async def judged_trainer(
         candidate = make_candidate(TrainerParts(run, publisher, folder, token), mutation, backend)
         return await TrainerKit(candidate, run).run("candidate")
     finally:
-        publisher.close()
+        publisher.store.close()

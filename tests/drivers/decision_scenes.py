@@ -12,8 +12,8 @@ from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.service.failed_steps import FailedSteps
 from astraflow.dataflow.service.scaling import WaitShares
 from astraflow.dataflow.service.trainer_contacts import TrainerContacts
-from astraflow.processes.service_state import ServiceState
 from astraflow.recipe.cluster_config import ClusterConfig
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.silence import silent_parts, wait_text
 from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.report.watch.watchdog import alarms_now

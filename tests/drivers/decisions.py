@@ -22,7 +22,7 @@ REWORDED = (
     "astraflow.report",
     "astraflow.types.wait_words",
     "astraflow.types.waits",
-    "astraflow.processes.service_state",
+    "astraflow.recipe.service_state",
     "astraflow.processes.supervisor",
     "astraflow.addons.pool.pool_sizer",
     "astraflow.addons.view.screen",

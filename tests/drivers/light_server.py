@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from astraflow.cli.fork_server import serve
-from astraflow.processes.fork_server import ServerProcess, start_server
+from astraflow.processes.fork_server import ChildProcess, start_server
 
 __all__ = ["start_light_server"]
 
@@ -16,7 +16,7 @@ _IMPORTS_S = 0.5
 """Time that passes before it answers, as if it imported more."""
 
 
-def start_light_server(env: Mapping[str, str]) -> tuple[socket.socket, ServerProcess]:
+def start_light_server(env: Mapping[str, str]) -> tuple[socket.socket, ChildProcess]:
     """Starts it: an argument of `ForkServer`."""
     folders = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [env.get("PYTHONPATH")])])
     return start_server({**env, "PYTHONPATH": folders}, __name__)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from astraflow.dataflow.service.batch_slices import slice_indices
 from astraflow.losses.policy import LossInputs
+from astraflow.models.loading import file_tensors
 from astraflow.protocols import AdamStep
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import ShardConfig, TrainConfig
@@ -26,7 +27,7 @@ from astraflow.trainer.torch.parallel.grid import make_grid
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, local_part
 from astraflow.trainer.torch.side_models import vocab_size_of
 from astraflow.trainer.torch.torch_backend import TorchBackend
-from astraflow.trainer.torch.torch_files import file_tensors, load_model, open_model
+from astraflow.trainer.torch.torch_files import load_model, open_model
 from astraflow.trainer.torch.trained_model import TrainedModel
 from astraflow.types import Batch, Sample
 from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_samples

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.types import (
     EvalRecord,
     FateCounts,

@@ -58,12 +58,12 @@ async def swarm(
     publisher = Publisher(folder / "weights", config)
     server = HttpServer(publisher, host="127.0.0.1", port=0, name="publisher")
     async with AsyncExitStack() as stack:
-        stack.callback(publisher.close)
+        stack.callback(publisher.store.close)
         publisher.public_url = await server.start()
         stack.push_async_callback(server.stop, grace_s=0.05)
         service = ServiceClient(publisher.public_url)
         stack.push_async_callback(service.close)
-        rig = Swarmed(PublisherClient(service, publisher.incoming, delta=True), service, [], [])
+        rig = Swarmed(PublisherClient(service, publisher.store.incoming, delta=True), service, [], [])
         for idx in range(num_peers + num_others):
             spool = Spool(folder / f"cache-{idx}" / "chunks") if idx < num_peers else None
             if spool is not None:

@@ -32,7 +32,7 @@ from astraflow.dataflow.journal.records import (
     encode_plan,
     encode_records,
 )
-from astraflow.dataflow.journal.segments import SegmentStore
+from astraflow.dataflow.journal.segments import PLAN, RECORDS, SegmentStore
 from astraflow.types import Failure, Fate, Message, MetricItem, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
 from drivers.log_driver import plan_of
@@ -50,7 +50,7 @@ class RunWriter:
         self._store = SegmentStore(self.segments, segment_bytes=segment_bytes)
         self._tables = open_database(folder / "journal" / "journal.sqlite")
         self._tables.execute(*make_insert("meta", ("run_id", run_id), replaces=True))
-        self._store.append_plan(encode_plan(PlanEntry(run_id, 0, 0.0, msgspec.msgpack.encode(plan_of()))))
+        self._store.add(PLAN, encode_plan(PlanEntry(run_id, 0, 0.0, msgspec.msgpack.encode(plan_of()))))
         self._seq = 0
         self._chain = b""
         self._waiting: list[Record] = []
@@ -66,7 +66,7 @@ class RunWriter:
     def flush(self, *, is_forced: bool = False) -> None:
         """Ends a flush: payloads first, then their records. `is_forced`: even if there are none."""
         if self._waiting or is_forced:
-            self._store.append_records(encode_records(self._waiting))
+            self._store.add(RECORDS, encode_records(self._waiting))
             self._waiting = []
         self._store.write(self._store.take())
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from astraflow.processes.fork_server import SERVICE_COMMAND, ForkServer, ServerProcess, start_server
+from astraflow.processes.fork_server import SERVICE_COMMAND, ChildProcess, ForkServer, start_server
 from drivers.process_mark import FOLDER, MARK
 
 __all__ = ["ROOT", "ForkedProgram", "Program", "WarmPrograms", "environment"]
@@ -190,7 +190,7 @@ class WarmPrograms:
             return pids[0]
 
 
-def _start(env: Mapping[str, str]) -> tuple[socket.socket, ServerProcess]:
+def _start(env: Mapping[str, str]) -> tuple[socket.socket, ChildProcess]:
     # Its forks replace the value of the mark by their own, of the same length.
     path = os.pathsep.join([str(ROOT / "tests"), *filter(None, [env.get("PYTHONPATH")])])
     own = {MARK: secrets.token_hex(8), "PYTHONPATH": path}

@@ -70,7 +70,7 @@ class WeightRig:
         self.now_s = 0.0
         self.publisher = Publisher(folder / "weights", config, URL)
         self.service = ServiceClient(URL, transport=MemoryTransport(self.publisher), patience_s=0.2)
-        self.client = PublisherClient(self.service, self.publisher.incoming, delta=config.delta)
+        self.client = PublisherClient(self.service, self.publisher.store.incoming, delta=config.delta)
         self.http = HttpReader(
             lambda url: ServiceClient(url, transport=MemoryTransport(self.publisher), patience_s=0.2)
         )
@@ -113,4 +113,4 @@ async def weight_rig(
         yield rig
     finally:
         await rig.receiver.close()
-        rig.publisher.close()
+        rig.publisher.store.close()

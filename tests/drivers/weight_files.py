@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from astraflow.models.loading import build_model, weights_by_name
+from astraflow.models.file_layout import weights_by_name
+from astraflow.models.loading import build_model
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import write_safetensors
 
-__all__ = ["NO_TENSORS", "SIZES", "make_weights", "write_config", "write_model_folder"]
+__all__ = ["NO_TENSORS", "SIZES", "make_weights", "write_config", "write_model_folder", "write_tokenizer"]
 
 NO_TENSORS = b"\x02" + bytes(7) + b"{}"
 """A safetensors file whose header names no tensor."""
@@ -77,6 +78,12 @@ def write_model_folder(folder: Path, config: str = "{}") -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**_CONFIG, **json.loads(config)}))
     write_safetensors(folder / "model.safetensors", tuple(make_weights().values()))
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Gives a folder a tokenizer of three words, with a chat template."""
     (folder / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -84,4 +91,3 @@ def write_model_folder(folder: Path, config: str = "{}") -> Path:
         "chat_template": "{{ messages }}",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder

@@ -12,6 +12,7 @@ import pytest
 
 from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.algorithms.task_gates import GresoConfig, SolvedConfig
+from astraflow.dataflow.accounting import Amounts
 from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.dataflow.core.commands import (
     BatchDropped,
@@ -48,7 +49,7 @@ async def test_a_clean_run_holds_and_its_figures_add_up(tmp_path: Path) -> None:
     assert report.rows()[0] == ("drawn", "12")
     assert report.table().row_count == len(report.rows())
     figures = run_figures(tmp_path, report)
-    assert (figures.committed_tokens, figures.staleness_bound) == (policy.committed_tokens, 2)
+    assert (figures.amounts.committed_tokens, figures.amounts.staleness_bound) == (policy.committed_tokens, 2)
     assert 0 < figures.rl_wall_s < 20
     assert figures.overlap_frac == 0.0
 
@@ -78,7 +79,7 @@ async def test_a_run_that_never_began_has_no_figures(tmp_path: Path) -> None:
         0.0,
         {},
     )
-    assert (figures.staleness_mean, figures.staleness_max, figures.committed_tokens) == (0.0, 0, 0)
+    assert figures.amounts == Amounts(staleness_bound=2, gradient_tokens=0)
 
 
 async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:

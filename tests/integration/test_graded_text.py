@@ -22,9 +22,9 @@ from astraflow.addons.tools.tool_use import tool_use
 from astraflow.config import parse_config
 from astraflow.protocols import Score
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.renderer import ChatRenderer, load_renderer, load_tokenizer
 from astraflow.rollout.runner import EpisodeRunner
+from astraflow.rollout.scoring import ScoringPool
 from astraflow.tasks.config import TasksConfig
 from astraflow.tasks.rewards import is_waiting, make_reward
 from astraflow.types import Episode, GenerateRequest, Generation, Task
@@ -214,8 +214,8 @@ async def scores(kind: Kind, judge: Model) -> AsyncGenerator[Callable[[Task, str
     section = {"sources": {"s": source}, "reward": kind.reward, "extract": kind.extract}
     config = parse_config(section, TasksConfig, where="tasks")
     if kind.verdict:
-        judged: Any = make_scoring(config)
-        judged.host({"judge": judge.host("judge", kind.verdict)})
+        judged = ScoringPool(config)
+        judged.policies = {"judge": judge.host("judge", kind.verdict)}
         yield judged.score
         await judged.close()
         return

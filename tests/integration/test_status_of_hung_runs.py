@@ -16,7 +16,8 @@ import pytest
 from astraflow.addons.view.status import run_status
 from astraflow.addons.view.top import show_status
 from astraflow.errors import ConfigError, UnavailableError
-from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.recipe.run_folder import RunFolder, RunRecord
+from astraflow.recipe.service_state import ServiceState
 from astraflow.types.alarm import Alarm
 from drivers.pace import slowness
 from drivers.recipe_builders import make_digit_recipe
@@ -71,7 +72,7 @@ def make_folder(folder: Path, **record: object) -> Path:
 
 async def test_a_stopped_dataflow_is_named_in_time_with_what_to_do(tmp_path: Path) -> None:
     trouble = "it is stopped (SIGSTOP, or a debugger); `kill -CONT 7` lets it continue"
-    dataflow = ServiceRecord(
+    dataflow = ServiceState(
         name="dataflow", pid=7, state="running", silent_s=9.5, is_silent=True, trouble=trouble
     )
     async with mute_server() as url:
@@ -154,7 +155,7 @@ def test_a_run_that_ended_is_no_hung_run(
 
 
 def test_json_has_all_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    services = (ServiceRecord(name="dataflow", pid=7, state="running", silent_s=0.5),)
+    services = (ServiceState(name="dataflow", pid=7, state="running", silent_s=0.5),)
     where = make_folder(tmp_path, url="http://127.0.0.1:9", services=services)
     assert show_status(str(where), None, as_json=True) == 1
     status = json.loads(capsys.readouterr().out)

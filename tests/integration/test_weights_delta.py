@@ -87,7 +87,7 @@ async def test_deltas_arrive_over_connections_that_are_cut(tmp_path: Path) -> No
     server = HttpServer(cuts, host="127.0.0.1", port=0, name="publisher")
     publisher.public_url = await server.start()
     service = ServiceClient(publisher.public_url)
-    client = PublisherClient(service, publisher.incoming, delta=True)
+    client = PublisherClient(service, publisher.store.incoming, delta=True)
     follower, late = Receiver(tmp_path / "a"), Receiver(tmp_path / "b")
     for version in range(8):
         manifest = await client.publish("actor", version, make_version(words), {})
@@ -104,7 +104,7 @@ async def test_deltas_arrive_over_connections_that_are_cut(tmp_path: Path) -> No
     await late.close()
     await service.close()
     await server.stop()
-    publisher.close()
+    publisher.store.close()
 
 
 @pytest.fixture

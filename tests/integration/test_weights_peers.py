@@ -63,8 +63,8 @@ async def test_the_publisher_sends_about_one_copy_to_many_peers(tmp_path: Path) 
         for snapshot in await asyncio.gather(*(r.fetch(manifest) for r in rig.receivers)):
             assert_equal(snapshot, tensors)
         assert await rig.sent_bytes() < 1.1 * tensors[0].data.nbytes  # without peers it is 6
-        assert sum(r.peer_bytes for r in rig.receivers) > 4.9 * tensors[0].data.nbytes
-        assert [r.num_bad_peers for r in rig.receivers] == [0] * 6
+        assert sum(r.downloads.peer_bytes for r in rig.receivers) > 4.9 * tensors[0].data.nbytes
+        assert [r.swarm.num_bad for r in rig.receivers] == [0] * 6
 
 
 async def test_a_delta_spreads_over_peers_too_and_a_late_one_gets_all(tmp_path: Path) -> None:
@@ -76,11 +76,11 @@ async def test_a_delta_spreads_over_peers_too_and_a_late_one_gets_all(tmp_path: 
         before = await rig.sent_bytes()
         manifest = rig.known(await rig.client.publish("actor", 1, second, {}))
         assert manifest.kind == "delta"
-        from_peers = sum(r.peer_bytes for r in rig.receivers)
+        from_peers = sum(r.downloads.peer_bytes for r in rig.receivers)
         for receiver in rig.receivers:
             assert_equal(await receiver.fetch(manifest), second)
         # Who comes before the last ones may have to fetch from the publisher; the late one never.
-        assert sum(r.peer_bytes for r in rig.receivers) > from_peers
+        assert sum(r.downloads.peer_bytes for r in rig.receivers) > from_peers
         assert await rig.sent_bytes() - before < len(rig.receivers) * manifest.num_bytes
 
 
@@ -91,7 +91,7 @@ async def test_a_peer_with_wrong_bytes_is_passed_over(tmp_path: Path) -> None:
             manifest = rig.known(await rig.client.publish("actor", version, tensors, {}), link)
             for snapshot in await asyncio.gather(*(r.fetch(manifest) for r in rig.receivers)):
                 assert_equal(snapshot, tensors)
-            bad = [r.num_bad_peers for r in rig.receivers]
+            bad = [r.swarm.num_bad for r in rig.receivers]
             # By one receiver at least, who ranks below one of its chunks, and not again for the next version.
             assert sum(bad) >= 1 >= max(bad)
 
@@ -102,7 +102,7 @@ async def test_peers_that_are_gone_or_absent_cost_a_moment(tmp_path: Path) -> No
         tensors = weights(num_chunks=64)  # of so many, one is first asked of the peer that is gone
         manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}), gone)
         assert_equal(await rig.receivers[0].fetch(manifest), tensors)
-        assert rig.receivers[0].num_bad_peers >= 1
+        assert rig.receivers[0].swarm.num_bad >= 1
 
 
 async def test_peers_stand_in_for_a_publisher_that_is_gone(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ async def test_a_peer_is_shown_a_ticket_and_never_the_token(tmp_path: Path) -> N
     publishing = HttpServer(publisher, host="127.0.0.1", port=0, name="publisher")
     spool = Spool(tmp_path / "spool")
     async with AsyncExitStack() as stack:
-        stack.callback(publisher.close)
+        stack.callback(publisher.store.close)
         stack.push_async_callback(publishing.stop, grace_s=0.05)
         stack.push_async_callback(server.stop, grace_s=0.05)
         url, spied = await publishing.start(), await server.start()

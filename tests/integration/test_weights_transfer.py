@@ -147,7 +147,9 @@ async def published(folder: Path, num_cuts: int) -> tuple[HttpServer, CutsConnec
     server = HttpServer(app, host="127.0.0.1", port=0, name="publisher")
     publisher.public_url = await server.start()
     service = ServiceClient(publisher.public_url)
-    manifest = await PublisherClient(service, publisher.incoming).publish("actor", 0, make_version(0), {})
+    manifest = await PublisherClient(service, publisher.store.incoming).publish(
+        "actor", 0, make_version(0), {}
+    )
     await service.close()
     return server, app, publisher, manifest
 
@@ -159,7 +161,7 @@ async def test_connections_that_are_cut_in_the_middle_are_taken_up_again(tmp_pat
     assert app.num_cuts == 0
     await http.close()
     await server.stop()
-    publisher.close()
+    publisher.store.close()
 
 
 async def test_a_publisher_that_goes_in_mid_transfer_is_an_error_and_then_a_resume(tmp_path: Path) -> None:
@@ -173,14 +175,14 @@ async def test_a_publisher_that_goes_in_mid_transfer_is_an_error_and_then_a_resu
     assert is_equal(await receiver.fetch(manifest), make_version(0))
     await http.close()
     await server.stop()
-    publisher.close()
+    publisher.store.close()
 
 
 async def test_many_receivers_fetch_while_the_next_version_is_published(tmp_path: Path) -> None:
     server, _, publisher, manifest = await published(tmp_path, num_cuts=0)
     service = ServiceClient(publisher.public_url)
     receivers = [Receiver(tmp_path / f"cache{i % 3}") for i in range(12)]
-    publishing = PublisherClient(service, publisher.incoming).publish("actor", 1, make_version(1), {})
+    publishing = PublisherClient(service, publisher.store.incoming).publish("actor", 1, make_version(1), {})
     *snapshots, newest = await asyncio.gather(*(r.fetch(manifest) for r in receivers), publishing)
     assert all(isinstance(s, WeightSnapshot) and is_equal(s, make_version(0)) for s in snapshots)
     assert isinstance(newest, Manifest)
@@ -189,7 +191,7 @@ async def test_many_receivers_fetch_while_the_next_version_is_published(tmp_path
         await receiver.close()
     await service.close()
     await server.stop()
-    publisher.close()
+    publisher.store.close()
 
 
 async def test_the_port_is_kept_over_a_restart_if_it_is_free(tmp_path: Path) -> None:

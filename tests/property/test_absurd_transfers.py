@@ -70,7 +70,7 @@ class Arena:
         self.publisher = Publisher(folder / "weights", WeightsConfig(chunk_bytes=4096, delta=True), URL)
         self.served = Served(self.publisher)
         self.service = ServiceClient(URL, transport=self.served.transport)
-        self.client = PublisherClient(self.service, self.publisher.incoming)
+        self.client = PublisherClient(self.service, self.publisher.store.incoming)
         self.spool = Spool(folder / "spool")
         self.peer = Served(PeerServer(self.spool, limit=UploadLimit(0.0)))
         self.chunk = Chunk(hash="", num_bytes=0)
@@ -105,7 +105,7 @@ def arena(tmp_path: Path) -> Iterator[tuple[asyncio.Runner, Arena]]:
         runner.run(fight.start())
         yield runner, fight
         runner.run(fight.goes_on())
-        fight.publisher.close()
+        fight.publisher.store.close()
 
 
 def known_hand_over(incoming: Path) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def known_hand_over(incoming: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", [HandOver, Forget], ids=lambda kind: str(kind.__name__))
 def test_no_field_of_a_body_ends_a_publisher(arena: tuple[asyncio.Runner, Arena], kind: type[Item]) -> None:
     runner, fight = arena
-    incoming = fight.publisher.incoming
+    incoming = fight.publisher.store.incoming
     target = "/v1/publish" if kind is HandOver else "/v1/forget"
     known = known_hand_over(incoming) if kind is HandOver else {"policy": "actor"}
 
@@ -141,7 +141,7 @@ def test_no_field_of_a_body_ends_a_publisher(arena: tuple[asyncio.Runner, Arena]
     accepted = fight.served.num_accepted
     runner.run(all_of_them())
     assert fight.served.num_accepted > accepted, "not even sound bodies are accepted"
-    assert all(version >= 0 for known in fight.publisher.versions().values() for version in known)
+    assert all(version >= 0 for known in fight.publisher.store.versions().values() for version in known)
 
 
 def nearly_right(incoming: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -160,7 +160,7 @@ def nearly_right(incoming: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 @pytest.mark.timeout(120)
 def test_a_hand_over_that_fits_no_file_is_refused(arena: tuple[asyncio.Runner, Arena]) -> None:
     runner, fight = arena
-    incoming = fight.publisher.incoming
+    incoming = fight.publisher.store.incoming
     sound = next(encoded(known_hand_over(incoming)))
 
     async def all_of_them() -> None:
@@ -232,6 +232,6 @@ def test_a_peer_never_holds_an_answer_for_ever(arena: tuple[asyncio.Runner, Aren
 async def test_a_version_of_5000_digits_is_not_found(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         fight = Arena(tmp_path)
-        stack.callback(fight.publisher.close)
+        stack.callback(fight.publisher.store.close)
         for digits in ("9" * 5000, "9" * 16, "\u0663", "-1", "1.0"):
             assert await fight.served.send("GET", f"/v1/manifests/actor/{digits}", digits[:20]) == 404

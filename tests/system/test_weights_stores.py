@@ -73,7 +73,7 @@ async def stream(url: str, folder: Path, *, deadline_s: float = 60.0) -> None:
     config = WeightsConfig(chunk_bytes=4096, delta=True, keep=1, full_every=3, store=url, is_store_only=True)
     publisher = Publisher(folder / "weights", config, "http://nobody-can-reach-this")
     service = ServiceClient("http://publisher", transport=MemoryTransport(publisher))
-    client = PublisherClient(service, publisher.incoming, delta=True)
+    client = PublisherClient(service, publisher.store.incoming, delta=True)
     follower, late = (
         Receiver(folder / "a", deadline_s=deadline_s),
         Receiver(folder / "b", deadline_s=deadline_s),
@@ -99,7 +99,7 @@ async def stream(url: str, folder: Path, *, deadline_s: float = 60.0) -> None:
     for receiver in (follower, late, stranger):
         await receiver.close()
     await service.close()
-    publisher.close()
+    publisher.store.close()
 
 
 def assert_equal(found: tuple[HostTensor, ...], expected: list[HostTensor]) -> None:
@@ -123,7 +123,7 @@ async def test_a_store_that_fails_is_left_out_unless_it_is_the_only_source(tmp_p
         config = WeightsConfig(store=url, is_store_only=is_only)
         publisher = Publisher(tmp_path / f"weights-{is_only}", config, "http://publisher")
         service = ServiceClient("http://publisher", transport=MemoryTransport(publisher), patience_s=0.1)
-        client = PublisherClient(service, publisher.incoming, delta=True)
+        client = PublisherClient(service, publisher.store.incoming, delta=True)
         if is_only:
             with pytest.raises(UnavailableError, match="cannot be put into"):
                 await client.publish("actor", 0, make_weights(), {})
@@ -131,4 +131,4 @@ async def test_a_store_that_fails_is_left_out_unless_it_is_the_only_source(tmp_p
             manifest = await client.publish("actor", 0, make_weights(), {})
             assert [source.url for source in manifest.sources] == ["http://publisher"]
         await service.close()
-        publisher.close()
+        publisher.store.close()

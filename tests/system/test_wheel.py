@@ -130,18 +130,34 @@ def bare(wheels: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield made
 
 
-def required(name: str) -> set[str]:
-    """The distributions that one needs without its extras, and theirs."""
-    found: set[str] = set()
-    rest = [name]
+@pytest.fixture(scope="module")
+def quickstart(wheels: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """The core's wheel with the extra `quickstart`, as the README installs it."""
+    others = files_of(required("astraflow[quickstart]"))
+    with environment_of(tmp_path_factory.mktemp("quickstart"), wheels[:1], others) as made:
+        yield made
+
+
+def required(line: str) -> set[str]:
+    """The distributions that a requirement needs, and theirs."""
+    needed: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    rest = [Requirement(line)]
     while rest:
-        for line in importlib.metadata.requires(rest.pop()) or ():
-            requirement = Requirement(line)
-            is_needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if is_needed and (other := re.sub(r"[-_.]+", "-", requirement.name).lower()) not in found:
-                found.add(other)
-                rest.append(other)
-    return found
+        requirement = rest.pop()
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        needed.add(name)
+        # The empty extra stands for what is needed without one.
+        for extra in {"", *requirement.extras} - {extra for other, extra in seen if other == name}:
+            seen.add((name, extra))
+            others = map(Requirement, importlib.metadata.requires(name) or ())
+            rest += [other for other in others if is_needed(other, extra)]
+    return needed - {"astraflow"}
+
+
+def is_needed(requirement: Requirement, extra: str) -> bool:
+    """Whether a distribution needs another on this machine, with one of its extras."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def files_of(distributions: set[str]) -> set[str]:
@@ -199,31 +215,34 @@ def test_a_copied_recipe_runs_as_the_documentation_says(installed: Installed) ->
     assert "examples.04_two_policies:solve_and_verify" in done.stdout
 
 
-def test_a_recipe_is_run_by_its_name(installed: Installed) -> None:
+def test_a_recipe_is_run_by_its_name(quickstart: Installed) -> None:
     """Its tiny model is built here, and the rows that stand for its data set are in the wheel."""
-    done = installed.run("astraflow", "run", "math/tiny", "--dry-run")
+    done = quickstart.run("astraflow", "run", "math/tiny", "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
     assert "name: math\n" in done.stdout
-    tried = installed.run("astraflow", "try", "math/1.7b", "model=tiny", "scale=smoke")
+    tried = quickstart.run("astraflow", "try", "math/1.7b", "model=tiny", "scale=smoke")
     assert tried.returncode == 0, tried.stdout + tried.stderr
     assert "What is 1 + 6?" in tried.stdout
-    assert (installed.work / "models" / "tiny" / "config.json").is_file()
+    assert (quickstart.work / "models" / "tiny" / "config.json").is_file()
 
 
-def test_the_demo_learns(installed: Installed, models: Path) -> None:
-    """Which of two halves of the digits ends an answer: that takes a few steps, and a model that hardly knows
-    anything. `tests/long/test_wheel_install.py` has the demo's own task."""
-    model = installed.work / "astraflow-demo" / "model"
+def test_the_demo_learns(quickstart: Installed, models: Path) -> None:
+    """The environment has nothing that the extra doesn't install.
+
+    The task, which of two halves of the digits ends an answer, is easier than the demo's own: it takes a few
+    steps, and a model that hardly knows anything. `tests/long/test_wheel_install.py` has the demo's own task.
+    """
+    model = quickstart.work / "astraflow-demo" / "model"
     shutil.copytree(models / "actor", model)
     marker = json.loads((model / "astraflow_model.json").read_text())
     marker["fingerprint"] = model_fingerprint(load_spec(ROOT / "recipes" / "models" / "quickstart.yaml"))
     (model / "astraflow_model.json").write_text(json.dumps(marker))
-    before = installed.content()
-    done = installed.run("astraflow", "demo", *EASIER)
+    before = quickstart.content()
+    done = quickstart.run("astraflow", "demo", *EASIER)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("reward rose from 0."), done.stdout
-    assert {path.name for path in (installed.work / "astraflow-demo").iterdir()} == {"model", "run"}
-    assert installed.content() == before
+    assert {path.name for path in (quickstart.work / "astraflow-demo").iterdir()} == {"model", "run"}
+    assert quickstart.content() == before
 
 
 @pytest.mark.long

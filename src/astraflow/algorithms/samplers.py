@@ -137,24 +137,18 @@ class WindowSampler(Config):
         return min(num_batches + sizes.engine_lag, sizes.max_staleness)
 
 
-class OnPolicySampler(Config):
+class OnPolicySampler(SweepSampler):
     """Takes only groups that were generated entirely by the version that is updated; needs `max_staleness:
     0`."""
 
-    name: Literal["on_policy"] = "on_policy"
+    name: Literal["on_policy"] = "on_policy"  # pyright: ignore[reportIncompatibleVariableOverride] - another variant
 
-    def pick(
-        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
-    ) -> tuple[int, ...] | None:
-        """The first `num_groups` of `ready`; all of them are equally new.
+    def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
+        """0. Raises: ValueError if `max_staleness` is not 0.
 
         With a staleness of 0 the tickets are one batch: nothing is drawn for the next version before it is
         published.
         """
-        return tuple(islice(ready, num_groups)) if len(ready) >= num_groups else None
-
-    def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
-        """0. Raises: ValueError if `max_staleness` is not 0."""
         if sizes.max_staleness > 0:
             raise ValueError(
                 f"sampler on_policy needs max_staleness 0 (got {sizes.max_staleness}); set max_staleness and "

@@ -6,8 +6,9 @@ Nothing here is random: each chance is a hash of the run's seed and a counter.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import msgspec
 from pydantic import Field
 
 from astraflow.algorithms.filters import ZeroVarianceFilter
@@ -51,29 +52,45 @@ def mean_reward(facts: GroupFacts) -> float:
     return min(1.0, max(0.0, group_mean(facts)))
 
 
-class _MovingMeans:
-    """One moving mean per task: m <- m + weight * (value - m), starting at the first value."""
+_Means = dict[int, tuple[float, int]]
+"""(moving mean, visits) of each task that was visited."""
 
-    def __init__(self, weight: float) -> None:
-        self._weight = weight
-        self._means: dict[int, tuple[float, int]] = {}
 
-    def add(self, task_idx: int, value: float) -> None:
-        """Records one more visit of a task."""
-        mean, visits = self.of(task_idx, value)
-        self._means[task_idx] = (mean + self._weight * (value - mean), visits + 1)
+def _add_visit(means: _Means, task_idx: int, value: float, weight: float) -> None:
+    """Records a visit: m <- m + weight * (value - m), starting at the first value."""
+    mean, visits = means.get(task_idx, (value, 0))
+    means[task_idx] = (mean + weight * (value - mean), visits + 1)
 
-    def of(self, task_idx: int, default: float = 0.0) -> tuple[float, int]:
-        """(mean, visits) of a task; (`default`, 0) if it was never visited."""
-        return self._means.get(task_idx, (default, 0))
 
-    def state(self) -> dict[int, tuple[float, int]]:
-        """The means of all tasks, in the order of their first visits; not a copy."""
-        return self._means
+class _State(msgspec.Struct, forbid_unknown_fields=True):
+    looks: int = 0
+    """Counter of the seeded chance."""
 
-    def restore(self, state: Mapping[Any, Any]) -> None:
+
+_SettingsT = TypeVar("_SettingsT", bound=TaskGateConfig)
+_StateT = TypeVar("_StateT", bound=_State)
+
+
+class _Gate(Generic[_SettingsT, _StateT]):
+    """The settings and the state of a gate."""
+
+    def __init__(self, settings: _SettingsT, first: _StateT, *, seed: int) -> None:
+        self._settings = settings
+        self._seed = seed
+        self._now = first
+
+    def _chance(self, name: str) -> float:
+        """The next number in [0, 1)."""
+        self._now.looks += 1
+        return chance(self._seed, name, self._settings.policy, self._now.looks)
+
+    def state(self) -> dict[str, Any]:
+        """The state as plain data; not a copy."""
+        return msgspec.structs.asdict(self._now)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Restores what `state` returned."""
-        self._means = {int(task): (float(mean), int(visits)) for task, (mean, visits) in state.items()}
+        self._now = msgspec.convert(state, type(self._now), strict=False, str_keys=True)
 
 
 class SolvedConfig(TaskGateConfig):
@@ -94,42 +111,33 @@ class SolvedConfig(TaskGateConfig):
         return Solved(self, seed=seed)
 
 
-class Solved:
+class _Rates(_State):
+    rates: _Means = {}
+    """Pass rates."""
+
+
+class Solved(_Gate[SolvedConfig, _Rates]):
     """Skips a task whose moving pass rate has reached `threshold`, except with probability `revisit`.
 
     m <- m + weight * (pass rate - m); skipped if visits >= min_visits and m >= threshold.
     """
 
     def __init__(self, settings: SolvedConfig, *, seed: int) -> None:
-        self._settings = settings
-        self._seed = seed
-        self._rates = _MovingMeans(settings.weight)
-        self._looks = 0
+        super().__init__(settings, _Rates(), seed=seed)
 
     def why_skip(self, task_idx: int) -> str:
         """`solved`, or empty."""
         settings = self._settings
-        rate, visits = self._rates.of(task_idx)
+        rate, visits = self._now.rates.get(task_idx, (0.0, 0))
         if visits < settings.min_visits or rate < settings.threshold:
             return ""
-        self._looks += 1
-        is_revisited = chance(self._seed, "solved", settings.policy, self._looks) < settings.revisit
-        return "" if is_revisited else "solved"
+        return "" if self._chance("solved") < settings.revisit else "solved"
 
     def observe(self, outcome: Outcome) -> None:
         """Updates the task's pass rate."""
         facts = outcome.groups.get(self._settings.policy)
         if facts is not None:
-            self._rates.add(outcome.task_idx, mean_reward(facts))
-
-    def state(self) -> dict[str, Any]:
-        """Pass rates and the counter of the seeded chance."""
-        return {"looks": self._looks, "rates": self._rates.state()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
-        self._looks = int(state["looks"])
-        self._rates.restore(state["rates"])
+            _add_visit(self._now.rates, outcome.task_idx, mean_reward(facts), self._settings.weight)
 
 
 class CurriculumConfig(TaskGateConfig):
@@ -157,7 +165,14 @@ class CurriculumConfig(TaskGateConfig):
         return Curriculum(self, seed=seed)
 
 
-class Curriculum:
+class _Target(_Rates):
+    target: float = 0.0
+    version: int = 0
+    seen: tuple[float, int] = (0.0, 0)
+    """Sum of the pass rates since the previous version, and their number."""
+
+
+class Curriculum(_Gate[CurriculumConfig, _Target]):
     """Draws a task the more likely, the closer its measured difficulty d is to a target T.
 
     d = 1 - moving pass rate;  P(draw) = max(floor, exp(-((d - T) / width)^2 / 2))
@@ -169,64 +184,36 @@ class Curriculum:
     """
 
     def __init__(self, settings: CurriculumConfig, *, seed: int) -> None:
-        self._settings = settings
-        self._seed = seed
-        self._rates = _MovingMeans(settings.weight)
-        self._target = settings.start
-        self._version = 0
-        self._looks = 0
-        self._sum = 0.0
-        """Sum of the pass rates since the previous version."""
-        self._num = 0
+        super().__init__(settings, _Target(target=settings.start), seed=seed)
 
     def why_skip(self, task_idx: int) -> str:
         """`too_easy`, `too_hard`, or empty."""
         settings = self._settings
-        rate, visits = self._rates.of(task_idx)
-        if not visits:
+        if task_idx not in self._now.rates:
             return ""
-        distance = 1.0 - rate - self._target
+        distance = 1.0 - self._now.rates[task_idx][0] - self._now.target
         likelihood = max(settings.floor, math.exp(-((distance / settings.width) ** 2) / 2))
-        self._looks += 1
-        if chance(self._seed, "curriculum", settings.policy, self._looks) < likelihood:
+        if self._chance("curriculum") < likelihood:
             return ""
         return "too_hard" if distance > 0 else "too_easy"
 
     def observe(self, outcome: Outcome) -> None:
         """Updates the task's pass rate, and moves the target once per version."""
         settings = self._settings
+        now = self._now
         facts = outcome.groups.get(settings.policy)
         if facts is None:
             return
-        if outcome.versions[settings.policy] > self._version and self._num:
-            step = settings.rate * math.tanh(settings.sharpness * (self._sum / self._num - settings.goal))
-            self._target = min(1.0, max(0.0, self._target + step))
-            self._version = outcome.versions[settings.policy]
-            self._sum = 0.0
-            self._num = 0
+        total, num = now.seen
+        if outcome.versions[settings.policy] > now.version and num:
+            step = settings.rate * math.tanh(settings.sharpness * (total / num - settings.goal))
+            now.target = min(1.0, max(0.0, now.target + step))
+            now.version = outcome.versions[settings.policy]
+            total = 0.0
+            num = 0
         rate = mean_reward(facts)
-        self._sum += rate
-        self._num += 1
-        self._rates.add(outcome.task_idx, rate)
-
-    def state(self) -> dict[str, Any]:
-        """Target, pass rates and counters."""
-        return {
-            "target": self._target,
-            "version": self._version,
-            "looks": self._looks,
-            "seen": (self._sum, self._num),
-            "rates": self._rates.state(),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
-        self._target = float(state["target"])
-        self._version = int(state["version"])
-        self._looks = int(state["looks"])
-        self._sum = float(state["seen"][0])
-        self._num = int(state["seen"][1])
-        self._rates.restore(state["rates"])
+        now.seen = (total + rate, num + 1)
+        _add_visit(now.rates, outcome.task_idx, rate, settings.weight)
 
 
 class PriorityConfig(TaskGateConfig):
@@ -246,7 +233,11 @@ class PriorityConfig(TaskGateConfig):
         return Priority(self, seed=seed)
 
 
-class Priority:
+class _Learnable(_State):
+    learnable: _Means = {}
+
+
+class Priority(_Gate[PriorityConfig, _Learnable]):
     """P(draw) = max(floor, (4 l)^exponent), where l is the moving mean of p (1 - p) over the task's visits.
 
     p (1 - p) is the learnability of a task with pass rate p; its maximum is 1/4, at p = 1/2. A task that was
@@ -255,37 +246,23 @@ class Priority:
     """
 
     def __init__(self, settings: PriorityConfig, *, seed: int) -> None:
-        self._settings = settings
-        self._seed = seed
-        self._learnable = _MovingMeans(settings.weight)
-        self._looks = 0
+        super().__init__(settings, _Learnable(), seed=seed)
 
     def why_skip(self, task_idx: int) -> str:
         """`little_to_learn`, or empty."""
         settings = self._settings
-        value, visits = self._learnable.of(task_idx)
-        if not visits:
+        if task_idx not in self._now.learnable:
             return ""
-        self._looks += 1
-        drawn = chance(self._seed, "priority", settings.policy, self._looks)
-        likelihood = max(settings.floor, (4 * value) ** settings.exponent)
-        return "" if drawn < likelihood else "little_to_learn"
+        likelihood = max(settings.floor, (4 * self._now.learnable[task_idx][0]) ** settings.exponent)
+        return "" if self._chance("priority") < likelihood else "little_to_learn"
 
     def observe(self, outcome: Outcome) -> None:
         """Updates the task's learnability."""
         facts = outcome.groups.get(self._settings.policy)
         if facts is not None:
             rate = mean_reward(facts)
-            self._learnable.add(outcome.task_idx, rate * (1 - rate))
-
-    def state(self) -> dict[str, Any]:
-        """Learnability of the tasks and the counter of the seeded chance."""
-        return {"looks": self._looks, "learnable": self._learnable.state()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
-        self._looks = int(state["looks"])
-        self._learnable.restore(state["learnable"])
+            learnable = rate * (1 - rate)
+            _add_visit(self._now.learnable, outcome.task_idx, learnable, self._settings.weight)
 
 
 class GresoConfig(TaskGateConfig):
@@ -336,7 +313,17 @@ _Kind = Literal["easy", "hard"]
 _has_variance = ZeroVarianceFilter()
 
 
-class Greso:
+class _Runs(_State):
+    p_easy: float = 0.0
+    p_hard: float = 0.0
+    version: int = 0
+    seen: dict[Literal["easy", "hard", "all"], int] = {}
+    """Number of groups since the previous version, of tasks that were visited before."""
+    in_a_row: dict[int, tuple[_Kind, int]] = {}
+    visited: dict[int, None] = {}
+
+
+class Greso(_Gate[GresoConfig, _Runs]):
     """P(skip) = 1 - max(p^z, floor), where z counts the task's latest visits in a row without variance.
 
     `easy` (all right) and `hard` (all wrong) tasks have separate values of p. After each version of the
@@ -353,73 +340,46 @@ class Greso:
     """
 
     def __init__(self, settings: GresoConfig, *, seed: int) -> None:
-        self._settings = settings
-        self._seed = seed
-        self._targets: dict[_Kind, float] = {"easy": settings.target_easy, "hard": settings.target_hard}
-        self._floors: dict[_Kind, float] = {"easy": settings.floor_easy, "hard": settings.floor_hard}
-        self._p: dict[_Kind, float] = {"easy": settings.start_p, "hard": settings.start_p}
-        self._runs: dict[int, tuple[_Kind, int]] = {}
-        self._visited: dict[int, None] = {}
-        self._seen: dict[str, int] = {"easy": 0, "hard": 0, "all": 0}
-        """Number of groups since the previous version, of tasks that were visited before."""
-        self._version = 0
-        self._looks = 0
+        first = _Runs(p_easy=settings.start_p, p_hard=settings.start_p, seen={"easy": 0, "hard": 0, "all": 0})
+        super().__init__(settings, first, seed=seed)
 
     def why_skip(self, task_idx: int) -> str:
         """`easy`, `hard`, or empty."""
-        if task_idx not in self._runs:
+        if task_idx not in self._now.in_a_row:
             return ""
-        kind, num = self._runs[task_idx]
-        self._looks += 1
-        drawn = chance(self._seed, "greso", self._settings.policy, self._looks)
-        return "" if drawn < max(self._p[kind] ** num, self._floors[kind]) else kind
+        kind, num = self._now.in_a_row[task_idx]
+        if kind == "easy":
+            likelihood = max(self._now.p_easy**num, self._settings.floor_easy)
+        else:
+            likelihood = max(self._now.p_hard**num, self._settings.floor_hard)
+        return "" if self._chance("greso") < likelihood else kind
 
     def observe(self, outcome: Outcome) -> None:
         """Counts the group if its task was visited before, and moves both values of p once per version."""
         policy = self._settings.policy
+        now = self._now
         facts = outcome.groups.get(policy)
         if facts is None:
             return
-        if outcome.versions[policy] > self._version:
-            if self._seen["all"]:
-                self._adapt()
-            self._version = outcome.versions[policy]
-        is_revisit = outcome.task_idx in self._visited
-        self._visited[outcome.task_idx] = None
-        self._seen["all"] += is_revisit
+        if outcome.versions[policy] > now.version:
+            if now.seen["all"]:
+                now.p_easy = self._moved(now.p_easy, "easy", self._settings.target_easy)
+                now.p_hard = self._moved(now.p_hard, "hard", self._settings.target_hard)
+                now.seen = dict.fromkeys(now.seen, 0)
+            now.version = outcome.versions[policy]
+        is_revisit = outcome.task_idx in now.visited
+        now.visited[outcome.task_idx] = None
+        now.seen["all"] += is_revisit
         if _has_variance(facts):
-            self._runs.pop(outcome.task_idx, None)
+            now.in_a_row.pop(outcome.task_idx, None)
             return
         kind: _Kind = "easy" if mean_reward(facts) > self._settings.easy_above else "hard"
-        self._seen[kind] += is_revisit
-        _, num = self._runs.get(outcome.task_idx, (kind, 0))
-        self._runs[outcome.task_idx] = (kind, num + 1)
+        now.seen[kind] += is_revisit
+        _, num = now.in_a_row.get(outcome.task_idx, (kind, 0))
+        now.in_a_row[outcome.task_idx] = (kind, num + 1)
 
-    def _adapt(self) -> None:
+    def _moved(self, p: float, kind: _Kind, target: float) -> float:
         settings = self._settings
-        for kind, target in self._targets.items():
-            is_reached = self._seen[kind] / self._seen["all"] >= target
-            moved = self._p[kind] + (-settings.delta if is_reached else settings.delta)
-            self._p[kind] = min(settings.max_p, max(settings.min_p, moved))
-        self._seen = dict.fromkeys(self._seen, 0)
-
-    def state(self) -> dict[str, Any]:
-        """Both values of p, the visited tasks and their runs of zero variance, and counters."""
-        return {
-            "p_easy": self._p["easy"],
-            "p_hard": self._p["hard"],
-            "version": self._version,
-            "looks": self._looks,
-            "seen": self._seen,
-            "in_a_row": self._runs,
-            "visited": self._visited,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
-        self._p = {"easy": float(state["p_easy"]), "hard": float(state["p_hard"])}
-        self._version = int(state["version"])
-        self._looks = int(state["looks"])
-        self._seen = {key: int(state["seen"][key]) for key in self._seen}
-        self._runs = {int(task): (kind, int(num)) for task, (kind, num) in state["in_a_row"].items()}
-        self._visited = {int(task): None for task in state["visited"]}
+        is_reached = self._now.seen[kind] / self._now.seen["all"] >= target
+        step = -settings.delta if is_reached else settings.delta
+        return min(settings.max_p, max(settings.min_p, p + step))

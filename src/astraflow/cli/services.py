@@ -56,7 +56,7 @@ def serve(
 
     token_of(None)  # removes an inherited token; the dataflow reads the tokens from the run folder
     if resume:
-        RunFolder(run_dir).ask_to_resume()
+        RunFolder(run_dir).resume.touch()
     run_as("dataflow", partial(run_dataflow, run_dir=run_dir, port=port))
 
 

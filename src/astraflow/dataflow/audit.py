@@ -19,20 +19,20 @@ from pathlib import Path
 
 from rich.table import Table
 
+from astraflow.dataflow.accounting import PolicyAudit
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.core.plan import StopPlan
 from astraflow.dataflow.journal.check import check_database, check_segments
 from astraflow.dataflow.journal.compaction import load_ledger
-from astraflow.dataflow.journal.failure_kinds import FailureKind
 from astraflow.dataflow.journal.journal_db import FateRow
-from astraflow.dataflow.journal.ledger import ClosedFates, Ledger, ReplayedGroups
+from astraflow.dataflow.journal.ledger import ClosedFates, FailureKind, Ledger, ReplayedGroups
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.rules import batch_problems, commit_problems, record_problems
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
 from astraflow.types import FateCounts, StepRecord
 
-__all__ = ["AuditReport", "PolicyAudit", "audit", "batch_payloads"]
+__all__ = ["AuditReport", "audit", "batch_payloads"]
 
 _BAD_ROW_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
 """Errors that damaged rows may cause."""
@@ -41,31 +41,6 @@ _MAX_PROBLEMS = 200
 _FATE_ROWS = FateCounts.__struct_fields__
 _LAST_RECORD = 1 << 62
 """Larger than the number of any record, so that the newest plan is in force for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyAudit:
-    """One policy's accounting, recomputed."""
-
-    name: str
-    fates: FateCounts
-    steps: int
-    redone_steps: int
-    dropped_batches: int
-    """Batches dropped by a person. Their groups are evicted."""
-    replayed: int
-    """Replayed groups in batches, in addition to the fresh ones."""
-    staleness_mean: float
-    """Over trained groups."""
-    staleness_max: int
-    """Over trained and replayed groups."""
-    staleness_bound: int
-    generated_tokens: int
-    """Sampled tokens of accepted training episodes."""
-    committed_tokens: int
-    """Sampled tokens in batches of committed steps."""
-    gradient_tokens: int | None
-    """How many of these had a gradient. None if the trainer did not report it for every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +82,7 @@ class AuditReport:
     def rows(self) -> list[tuple[str, ...]]:
         """One row per number: its name, then its value for each policy."""
         fates = [(fate, *(f"{getattr(p.fates, fate):,}" for p in self.policies)) for fate in _FATE_ROWS]
+        gradient = [p.gradient_tokens for p in self.policies]
         return [
             *fates,
             ("steps", *(f"{p.steps:,}" for p in self.policies)),
@@ -117,7 +93,7 @@ class AuditReport:
             ("staleness max / bound", *(f"{p.staleness_max} / {p.staleness_bound}" for p in self.policies)),
             ("tokens generated", *(f"{p.generated_tokens:,}" for p in self.policies)),
             ("tokens committed", *(f"{p.committed_tokens:,}" for p in self.policies)),
-            ("of which with a gradient", *(_format_count(p.gradient_tokens) for p in self.policies)),
+            ("of which with a gradient", *("not reported" if n is None else f"{n:,}" for n in gradient)),
         ]
 
     def table(self) -> Table:
@@ -371,8 +347,3 @@ def _audit_policy(name: str, ledger: Ledger, closed: _ClosedFates, steps: list[S
         committed_tokens=closed.committed_tokens + committed,
         gradient_tokens=sum(known) if len(known) == len(gradient) else None,
     )
-
-
-def _format_count(count: int | None) -> str:
-    """A count with separators, or `not reported`."""
-    return "not reported" if count is None else f"{count:,}"

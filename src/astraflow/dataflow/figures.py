@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from astraflow.dataflow.accounting import Amounts
 from astraflow.dataflow.audit import AuditReport
 from astraflow.dataflow.journal.journal_db import TelemetryRow
 from astraflow.dataflow.journal.reader import JournalReader
@@ -25,14 +26,8 @@ class RunFigures:
     """Part of `rl_wall_s` during which at least one trainer trained."""
     overlap_frac: float
     """Share of `rl_wall_s` during which both happened."""
-    staleness_mean: float
-    """Mean staleness of the trained groups of all policies."""
-    staleness_max: int
-    staleness_bound: int
-    generated_tokens: int
-    committed_tokens: int
-    gradient_tokens: int | None
-    """How many of the committed tokens had a gradient. None if a trainer did not report it."""
+    amounts: Amounts
+    """Those of all policies together."""
     waits_s: dict[tuple[str, str], float]
     """Seconds within `rl_wall_s` that a source waited for another, by who waited and for whom."""
 
@@ -60,18 +55,20 @@ def run_figures(folder: Path, report: AuditReport, active: Sequence[Interval] = 
     trained = [policy.fates.trained for policy in report.policies]
     gradient = [policy.gradient_tokens for policy in report.policies]
     known = [num for num in gradient if num is not None]
-    means = [policy.staleness_mean for policy in report.policies]
+    mean = sum(p.fates.trained * p.staleness_mean for p in report.policies) / max(1, sum(trained))
     return RunFigures(
         rl_wall_s=wall_s,
         generate_s=total_s(generate),
         train_s=total_s(train),
         overlap_frac=total_s(intersection(generate, train)) / wall_s if wall_s else 0.0,
-        staleness_mean=sum(n * m for n, m in zip(trained, means, strict=True)) / max(1, sum(trained)),
-        staleness_max=max((policy.staleness_max for policy in report.policies), default=0),
-        staleness_bound=max((policy.staleness_bound for policy in report.policies), default=0),
-        generated_tokens=sum(policy.generated_tokens for policy in report.policies),
-        committed_tokens=sum(policy.committed_tokens for policy in report.policies),
-        gradient_tokens=sum(known) if len(known) == len(gradient) else None,
+        amounts=Amounts(
+            staleness_mean=round(mean, 4),
+            staleness_max=max((policy.staleness_max for policy in report.policies), default=0),
+            staleness_bound=max((policy.staleness_bound for policy in report.policies), default=0),
+            generated_tokens=sum(policy.generated_tokens for policy in report.policies),
+            committed_tokens=sum(policy.committed_tokens for policy in report.policies),
+            gradient_tokens=sum(known) if len(known) == len(gradient) else None,
+        ),
         waits_s=_waits(rows, within),
     )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_template_args",
+    "check_templates",
     "folder_prints_date",
     "prints_date",
     "readable_args",
@@ -133,6 +134,20 @@ def template_texts(folder: Path) -> list[str]:
         entry = json_object(folder / name).get(_KEY)
         texts += [entry] if isinstance(entry, str) else [each["template"] for each in entry or ()]
     return texts
+
+
+def check_templates(folder: Path) -> None:
+    """Raises: DataError if a folder has two different main templates; programs disagree which one counts."""
+    path = folder / "chat_template.jinja"
+    entry = json_object(folder / "tokenizer_config.json").get(_KEY)
+    if isinstance(entry, list):
+        named = {each.get("name"): each.get("template") for each in cast("list[dict[str, Any]]", entry)}
+        entry = named.get("default")
+    if entry and path.is_file() and str(entry).strip() != _text(path).strip():
+        raise DataError(
+            f"its {path.name} and its tokenizer_config.json hold different chat templates; remove the one "
+            "that the model was not trained with"
+        )
 
 
 def _text(path: Path) -> str:

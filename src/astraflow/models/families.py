@@ -30,6 +30,9 @@ _RECURRENT = {
     "bamba": "Mamba2",
     "falcon_h1": "Mamba2",
     "falcon_mamba": "Mamba",
+    "glm5_next": "Kimi delta attention",
+    "glm5_next_text": "Kimi delta attention",
+    "granitemoehybrid": "Mamba2",
     "jamba": "Mamba",
     "kimi_linear": "Kimi delta attention",
     "lfm2": "short convolutions",
@@ -79,7 +82,9 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 def quantization_of(config: Mapping[str, Any]) -> str:
     """How the weights are quantized, e.g. `mxfp4`; empty if they are not quantized."""
-    settings: object = config.get("quantization_config") or _text(config).get("quantization_config")
+    keys = ("quantization_config", "compression_config")
+    parts = (config, _text(config))
+    settings: object = next((part[key] for part in parts for key in keys if part.get(key)), None)
     if not isinstance(settings, dict):
         return "unknown" if settings else ""
     return str(cast("dict[str, Any]", settings).get("quant_method", "unknown"))
@@ -99,6 +104,8 @@ def engine_refusal(config: Mapping[str, Any]) -> str:
         )
     if others:
         return f"it has layers of kind {others[0]!r}, but the torch engine's cache holds only keys and values"
+    if text.get("index_topk"):
+        return "its layers attend to chosen keys (index_topk), but the torch engine attends to all keys"
     if family in _OWN_ATTENTION:
         return "its code in transformers computes attention itself, so it can't use the torch engine's cache"
     if family in _UNEVEN:

@@ -10,7 +10,6 @@ are read, too; those of large ones are checked when they are loaded.
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,10 +18,18 @@ import numpy as np
 import torch
 
 from astraflow.errors import DataError
-from astraflow.models.loading import build_model, file_views, format_names, is_finite, tied_names
+from astraflow.models.families import family_of
+from astraflow.models.file_layout import (
+    LoadedHeaders,
+    adopt_layout,
+    load_headers,
+    rest_of,
+    tied_names,
+)
+from astraflow.models.loading import build_model, format_names, is_finite
 from astraflow.models.model_folder import DO_THEY_BELONG, TOKENIZER_FILES, Judgment, read_headers
 from astraflow.models.weight_files import TensorHeader
-from astraflow.service.progress_bars import progress_bars_off
+from astraflow.user_input.user_files import json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,20 +67,26 @@ def judge_tensors(folder: Path, tensors: _Tensors) -> Judgment:
         return Judgment(str(err))
 
 
-def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None:
+def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...]:
     """See `check_model_folder`."""
     model = build_model(folder, dtype="float32", device="meta")
     weights = [(names, tuple(weight.shape)) for names, weight in tied_names(model)]
     headers = {name: header for name, (_, header) in tensors.items()}
-    tied = _check_fit(model, weights, headers)
+    empty = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
+    loaded = load_headers(model, empty)
+    _check_fit(model, weights, headers, loaded)
+    tied = loaded.tied
     if foreign := [name for name, header in headers.items() if header.dtype not in _DTYPES]:
-        plain = {name: header for name, header in headers.items() if name not in foreign}
-        loaded = _load_headers(model, plain)
-        if loaded.missing or loaded.misshapen or loaded.error:  # the model needs them
-            dtypes = ", ".join(sorted({headers[name].dtype for name in foreign}))
+        empty = {name: tensor for name, tensor in empty.items() if name not in foreign}
+        loaded = load_headers(model, empty)
+        if not loaded.fits:  # the model needs them
+            dtypes = sorted({headers[name].dtype for name in foreign})
+            are_floats = all("F" in dtype for dtype in dtypes)
+            advice = f"and the family {family_of(model.config.to_dict())} can't be trained"
             raise DataError(
-                f"its tensors {format_names(foreign)} have the dtype {dtypes}; versions hold plain float32, "
-                "float16 or bfloat16 numbers, so use or save the model in one of these"
+                f"its tensors {format_names(foreign)} have the dtype {', '.join(dtypes)}, but versions hold "
+                "plain float32, float16 or bfloat16 numbers, "
+                f"{'so use or save the model in one of these' if are_floats else advice}"
             )
     for pair in tied:
         _check_tied(*pair, tensors)
@@ -84,83 +97,25 @@ def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None
                 _check_finite(name, *tensors[name])
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         _check_tokenizer(folder, num_rows=int(cast("Any", model.get_input_embeddings()).weight.shape[0]))
-    shapes = {names[0]: shape for names, shape in weights}
-    if all(name in headers and headers[name].shape == shape for name, shape in shapes.items()):
-        return tuple(shapes)
-    _check_order(model, headers)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """What transformers makes of the headers."""
-
-    missing: Sequence[str] = ()
-    unexpected: Sequence[str] = ()
-    misshapen: Sequence[tuple[str, Sequence[int], Sequence[int]]] = ()
-    """Name, shape in the files, and shape in the model."""
-    error: str = ""
-    """Why it can't convert the tensors; empty if it can."""
-    tied: Sequence[tuple[str, str]] = ()
-    """Pairs of tensors of the files that the model ties."""
-    doubled: Sequence[tuple[str, str]] = ()
-    """Pairs of tensors of the files for one weight, with and without the prefix of the model's body."""
-
-
-def _load_headers(model: "PreTrainedModel", headers: Mapping[str, TensorHeader]) -> _Loaded:
-    """Loads the headers into another model of the same class."""
-    from transformers.utils import logging
-
-    empty = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # else it prints a table of what is returned here
-    try:
-        with progress_bars_off():
-            loaded, info = cast("Any", type(model)).from_pretrained(
-                None,
-                config=model.config,
-                state_dict=empty,
-                dtype=torch.float32,
-                device_map="meta",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
-    except Exception as err:  # noqa: BLE001 - a damaged folder may break its code anywhere
-        return _Loaded(error=(str(err) or type(err).__name__).splitlines()[0])
-    finally:
-        logging.set_verbosity(verbosity)
-    # A parameter shares the storage of the tensor that was loaded into it.
-    names = {_storage(tensor): name for name, tensor in empty.items()}
-    state = cast("Mapping[str, torch.Tensor]", loaded.state_dict(keep_vars=True))
-    tied = [
-        tuple(names.get(_storage(state[name]), "") for name in pair)
-        for pair in loaded.all_tied_weights_keys.items()
-    ]
-    used = {names.get(_storage(tensor)) for tensor in state.values()}
-    prefixed = [(name, f"{model.base_model_prefix}.{name}") for name in headers]
-    return _Loaded(
-        sorted(info["missing_keys"]),
-        sorted(info["unexpected_keys"]),
-        sorted(info["mismatched_keys"]),
-        tied=[(one, other) for one, other in tied if one and other and one != other],
-        doubled=[pair for pair in prefixed if pair[1] in headers and not used.issuperset(pair)],
-    )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return cast("Any", tensor.untyped_storage())._cdata
+    is_mapped = adopt_layout(model, empty, loaded)
+    names = [names[0] for names, _ in tied_names(model)]
+    if absent := [name for name in names if name not in headers]:
+        raise DataError(
+            f"its files hold {format_names(absent)} under names or in shapes that transformers converts and "
+            "doesn't save, so no version could have them; load the model with transformers, and save it with "
+            "`save_pretrained`"
+        )
+    assert is_mapped
+    return (*names, *rest_of(model))
 
 
 def _check_fit(
     model: "PreTrainedModel",
     weights: Sequence[tuple[list[str], tuple[int, ...]]],
     headers: Mapping[str, TensorHeader],
-) -> Sequence[tuple[str, str]]:
-    """Returns pairs of tensors that the model ties.
-
-    Raises: DataError unless transformers loads exactly these tensors into the model.
-    """
-    loaded = _load_headers(model, headers)
+    loaded: LoadedHeaders,
+) -> None:
+    """Raises: DataError unless transformers loads exactly these tensors into the model."""
     missing = loaded.missing
     unexpected = loaded.unexpected
     misshapen = loaded.misshapen
@@ -169,8 +124,8 @@ def _check_fit(
         raise DataError(
             f"its files hold {one} and {other}, but the model has one weight for both; remove one"
         )
-    if not (missing or unexpected or misshapen or loaded.error):
-        return loaded.tied
+    if loaded.fits:
+        return
     shapes = {name: shape for names, shape in weights for name in names}
     if loaded.error or 2 * len(shapes.keys() & headers.keys()) > len(shapes):
         # The files have the usual names, in which the reader knows the tensors better than in the model's.
@@ -218,25 +173,6 @@ def _num_layers(names: Iterable[str]) -> int:
     return max((int(match[1]) + 1 for name in names if (match := _LAYER.search(name))), default=0)
 
 
-def _check_order(model: "PreTrainedModel", names: Collection[str]) -> None:
-    """Raises: DataError if only some of the tensors that make up one weight have the usual names.
-
-    transformers joins experts in the order of their names. All may lack the body's prefix, or have it twice.
-    """
-    prefix = f"{model.base_model_prefix}."
-    parts: dict[tuple[str, str], list[str]] = {}
-    for view in file_views(model):
-        for form in ("", prefix, 2 * prefix):
-            parts.setdefault((form, view.weight), []).append(form + view.name.removeprefix(prefix))
-    for own in parts.values():
-        absent = [name for name in own if name not in names]
-        if absent and len(absent) < len(own):
-            raise DataError(
-                f"its files hold {format_names(absent)} under other names than the rest of the same weight, "
-                "so transformers would load them in another order; rename them"
-            )
-
-
 def _check_tied(name: str, source: str, tensors: _Tensors) -> None:
     """Raises: DataError if two tensors that the model ties are different."""
     copy = tensors[name]
@@ -272,12 +208,19 @@ def _check_tokenizer(folder: Path, *, num_rows: int) -> None:
     """Raises: DataError if the tokenizer can't be loaded, or has tokens that the model does not have."""
     from transformers import AutoTokenizer
 
+    has_code = "auto_map" in json_object(folder / "tokenizer_config.json")
+    advice = "its class may be code in the folder, which is never run; save it as tokenizer.json"
     try:
-        tokenizer = cast("Any", AutoTokenizer).from_pretrained(str(folder), local_files_only=True)
+        tokenizer = cast("Any", AutoTokenizer).from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
         ids = cast("dict[str, int]", tokenizer.get_vocab())
     except Exception as err:  # a damaged folder may break its code anywhere
         reason = str(err).splitlines()[0] if str(err) else type(err).__name__
-        raise DataError(f"its tokenizer can't be loaded: {reason}; copy it from the original model") from err
+        raise DataError(
+            f"its tokenizer can't be loaded: {reason}; "
+            f"{advice if has_code else 'copy it from the original model'}"
+        ) from err
     if unknown := sorted((idx, token) for token, idx in ids.items() if idx >= num_rows):
         listed = format_names([f"{token!r} ({idx})" for idx, token in unknown])
         raise DataError(

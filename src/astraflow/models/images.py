@@ -212,7 +212,8 @@ def image_rules(model_dir: Path) -> ImageRules | None:
     if not reads_images(config):
         return None
     path = model_dir / "preprocessor_config.json"
-    settings = json_object(path)
+    whole = json_object(model_dir / "processor_config.json")  # transformers 5 writes one file for all parts
+    settings = json_object(path) or whole.get("image_processor", {})
     size = cast("Mapping[str, int]", settings.get("size") or {})
     try:
         return ImageRules(

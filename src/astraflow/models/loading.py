@@ -9,7 +9,7 @@ unchanged.
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from astraflow.errors import DataError, UnfitVersionError, WeightsError
 from astraflow.models.adapters import adapted_names, is_adapter, merge_weight, peft_names
+from astraflow.models.file_layout import adopt_layout, quiet_loading, rest_of, tied_names, weights_by_name
 from astraflow.models.hub import model_path
 from astraflow.models.images import reads_images
 from astraflow.models.model_folder import check_model_folder
-from astraflow.service.progress_bars import progress_bars_off
+from astraflow.models.weight_files import weight_paths
 from astraflow.types.host_tensors import HostTensor
+from astraflow.user_input.user_files import json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,14 +35,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DTYPES",
     "DtypeName",
-    "FileView",
     "FittedTensors",
     "build_model",
     "check_tensors",
     "empty_causal_lm",
     "export_tensors",
-    "file_names",
-    "file_views",
+    "file_tensors",
     "fit_tensors",
     "format_names",
     "host_tensor",
@@ -48,9 +48,7 @@ __all__ = [
     "install_tensors",
     "is_finite",
     "load_causal_lm",
-    "tied_names",
     "torch_tensor",
-    "weights_by_name",
 ]
 
 DtypeName = Literal["float32", "float16", "bfloat16"]
@@ -76,31 +74,37 @@ def load_causal_lm(
     folder = model_path(str(path_or_name))
     _check_folder(folder)
     try:
-        check_model_folder(folder)
+        names = check_model_folder(folder)
     except DataError as err:
         raise DataError(f"model folder {folder}: {err}") from err
     try:
-        auto = _auto_class(_config(folder))
-        with progress_bars_off():
+        config = _config(folder)
+        auto = _auto_class(config)
+        with quiet_loading():
             model: Any = auto.from_pretrained(str(folder), dtype=DTYPES[dtype], use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as err:
         raise DataError(
             f"model folder {folder} does not load as a causal language model: {_first_line(err)}"
         ) from err
-    # Otherwise tensors would have the names of the folder that was read, which may be of an older format. All
-    # parts of a run must use the same names.
-    model._weight_conversions = None
-    _check_loaded(folder, model)
+    model.folder_config = config
+    files = file_tensors(weight_paths(folder), names or ())
+    adopt_layout(model, files)
+    _check_loaded(folder, model, files)
     return cast("PreTrainedModel", model.to(device).eval())
 
 
-def _check_loaded(folder: Path, model: "PreTrainedModel") -> None:
+def _check_loaded(folder: Path, model: "PreTrainedModel", files: Mapping[str, Tensor]) -> None:
     """Checks the values, which the check of the folder reads only for small models. Raises: DataError."""
     for name, weight in weights_by_name(model):
         if not is_finite(weight):
             raise DataError(
                 f"model folder {folder}: its tensor {name} has values that are not finite; the file is "
                 "damaged, or the training that wrote it had diverged"
+            )
+        if name in files and not torch.equal(files[name].to(weight.dtype), weight):
+            raise DataError(
+                f"model folder {folder}: transformers loads its tensor {name} to another place than it saves "
+                "it from, so versions would differ from the folder; use another version of transformers"
             )
 
 
@@ -137,9 +141,12 @@ def build_model(model_dir: Path, *, dtype: DtypeName, device: str) -> "PreTraine
         config = _config(model_dir)
         with _BUILD_LOCK, no_init_weights(), torch.device(device):
             model = _auto_class(config).from_config(config, dtype=DTYPES[dtype])
+        model.folder_config = config
         model.tie_weights()  # part of the initialization, which was skipped
         if (model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
+    except DataError:
+        raise
     except Exception as err:  # a damaged config may break their code anywhere
         raise DataError(
             "its config.json is not a causal language model known to transformers, or its "
@@ -156,16 +163,41 @@ def _drop_parameters(model: nn.Module) -> None:
 
 
 def _config(folder: Path) -> Any:
-    from transformers import AutoConfig
+    """Raises: DataError if only code in the folder could read it."""
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    return cast("Any", AutoConfig).from_pretrained(str(folder))
+    content = json_object(folder / "config.json")
+    if "auto_map" in content and content.get("model_type") not in cast("Any", CONFIG_MAPPING):
+        raise DataError(
+            f"the class of its family {content.get('model_type')!r} is code in the folder (auto_map in "
+            "config.json), which is never run; use a model whose family transformers has, or a newer "
+            "transformers"
+        )
+    return cast("Any", AutoConfig).from_pretrained(str(folder), trust_remote_code=False)
 
 
 def _auto_class(config: Any) -> Any:
-    """The class that loads a model: the whole model if its images are supported, else its text model."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    """The class that loads a model: the whole model if its images are supported, or if transformers cannot
+    load its text model alone.
 
-    return AutoModelForImageTextToText if reads_images(config.to_dict()) else AutoModelForCausalLM
+    Raises: DataError if transformers has no class of its family that generates text.
+    """
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    mappings: Any = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    if not any(type(config) in mapping for mapping in mappings):
+        raise DataError(
+            f"the family {config.model_type} has no class in transformers that generates text, and code in "
+            "the folder is never run; use a model of another family, or a newer transformers"
+        )
+    if reads_images(config.to_dict()) or type(config) not in cast("Any", MODEL_FOR_CAUSAL_LM_MAPPING):
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def _check_folder(folder: Path) -> None:
@@ -181,6 +213,25 @@ def _check_folder(folder: Path) -> None:
 
 def _first_line(err: BaseException) -> str:
     return (str(err).strip() or type(err).__name__).splitlines()[0]
+
+
+def file_tensors(paths: Iterable[Path], names: Collection[str] = ()) -> dict[str, Tensor]:
+    """The tensors of safetensors files by name, or those named: views of the files, which take no memory.
+
+    Raises: DataError if a file is broken.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    tensors: dict[str, Tensor] = {}
+    wanted = frozenset(names)
+    for path in paths:
+        try:
+            with cast("Any", safe_open)(str(path), "pt") as file:
+                own: list[str] = file.keys()
+                tensors |= {name: file.get_tensor(name) for name in own if not wanted or name in wanted}
+        except (OSError, SafetensorError) as err:
+            raise DataError(f"{path}: {err}") from err
+    return tensors
 
 
 def host_tensor(name: str, tensor: Tensor) -> HostTensor:
@@ -219,15 +270,10 @@ def torch_tensor(tensor: HostTensor) -> Tensor:
     return torch.from_numpy(data.reshape(-1)).view(dtype).reshape(tensor.shape)
 
 
-def weights_by_name(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """All weights with their Hugging Face names, in the model's own memory. A tied weight occurs once, under
-    its first name."""
-    return [(names[0], tensor) for names, tensor in tied_names(model)]
-
-
 def export_tensors(model: nn.Module) -> tuple[HostTensor, ...]:
-    """Copies of `weights_by_name` in host memory."""
-    return tuple(host_tensor(name, tensor) for name, tensor in weights_by_name(model))
+    """Copies of `weights_by_name` and of the rest of the model's folder, in host memory."""
+    rest = [(name, tensor) for name, tensor in rest_of(model).items() if not tensor.is_meta]
+    return tuple(host_tensor(name, tensor) for name, tensor in [*weights_by_name(model), *rest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,15 +305,16 @@ def fit_tensors(
     """Checks that tensors are exactly the model's weights: every name once, right shapes, finite values.
 
     The model is not changed. Adapters among the tensors are merged into their weights. A tied weight may
-    occur under any or all of its names, as in real safetensors files; the values must then agree. `changed`:
+    occur under any or all of its names, as in real safetensors files; the values must then agree. The model
+    takes over the tensors' names, and ignores the rest of their folder (see `file_layout`). `changed`:
     set this if the model holds a version that was checked before, and differs from `tensors` at most at these
     flat positions of the named tensors. Then nothing else is read or written.
     Raises: UnfitVersionError that names the tensors at fault.
     """
     given = _by_name(tensors)
     adapted = set(adapted_names(given))
-    weights = tied_names(model)
-    known = {name for names, _ in weights for name in names}
+    weights = _adopted(model, given)
+    known = {name for names, _ in weights for name in names} | rest_of(model).keys()
     extra = [name for name in given if name not in known and not is_adapter(name)]
     extra += adapted - given.keys()
     missing = [names[0] for names, _ in weights if not any(name in given for name in names)]
@@ -299,6 +346,18 @@ def fit_tensors(
         # Merged weights take new memory until `install`, so they are converted to the model's dtype.
         pairs.append((own, new.to(own.dtype) if aliases[0].name in adapted else new))
     return FittedTensors(tuple(pairs), tuple(patches), is_partial=changed is not None)
+
+
+def _adopted(model: nn.Module, given: Mapping[str, HostTensor]) -> list[tuple[list[str], Tensor]]:
+    """The model's weights by the names among the given tensors, if it can have these."""
+    weights = tied_names(model)
+    plain = {name: tensor.shape for name, tensor in given.items() if not is_adapter(name)}
+    known = {name for names, _ in weights for name in names} | rest_of(model).keys()
+    if plain.keys() <= known and all(plain.keys() & set(names) for names, _ in weights):
+        return weights
+    empty = {name: torch.empty(shape, device="meta") for name, shape in plain.items()}
+    adopt_layout(cast("PreTrainedModel", model), empty)
+    return tied_names(model)
 
 
 def check_tensors(tensors: Mapping[str, Tensor], known: Mapping[str, tuple[int, ...]]) -> None:
@@ -368,114 +427,6 @@ def _by_name(tensors: Iterable[HostTensor]) -> dict[str, HostTensor]:
             raise UnfitVersionError(f"tensor {tensor.name} is given twice")
         given[tensor.name] = tensor
     return given
-
-
-@dataclass(frozen=True, slots=True)
-class FileView:
-    """A tensor of a model folder as a view of one weight of the model, which is contiguous."""
-
-    name: str
-    """Name of the tensor in the folder."""
-    weight: str
-    """Name of the weight in the model."""
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    """Number of elements of the weight before the tensor's first."""
-
-    def cut(self, weight: Tensor) -> Tensor:
-        """The view of a whole weight, in the same memory."""
-        return weight.as_strided(self.shape, self.stride, weight.storage_offset() + self.offset)
-
-
-def file_views(model: nn.Module) -> tuple[FileView, ...]:
-    """The tensors of `weights_by_name`, as views of the model's weights under the model's own names."""
-    state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
-    places = {name: _address(tensor) for name, tensor in state.items()}
-    views: list[FileView] = []
-    for names, tensor in tied_names(model):
-        memory, first = _address(tensor)
-        own = next(
-            name
-            for name, (storage, start) in places.items()
-            if storage == memory and start <= first <= start + max(0, state[name].nbytes - 1)
-        )
-        offset = (first - places[own][1]) // tensor.element_size()
-        views.append(FileView(names[0], own, tuple(tensor.shape), tensor.stride(), offset))
-    return tuple(views)
-
-
-def file_names(model: nn.Module) -> dict[str, str]:
-    """Name of each weight in the model -> its name in a model folder, for weights that are one tensor
-    there."""
-    state = cast("dict[str, Tensor]", model.state_dict())
-    published = {_place(tensor): names[0] for names, tensor in tied_names(model)}
-    return {name: published[_place(tensor)] for name, tensor in state.items() if _place(tensor) in published}
-
-
-def tied_names(model: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """Each distinct tensor of a model folder with all of its names, as a view of the model's memory.
-
-    A tied weight has several names for one place in memory.
-    """
-    state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
-    weights: dict[tuple[Any, ...], tuple[list[str], Tensor]] = {}
-    for name, tensor in _to_file_layout(model, state).items():
-        weights.setdefault(_place(tensor), ([], tensor))[0].append(name)
-    return list(weights.values())
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return *_address(tensor), tuple(tensor.shape), tensor.stride()
-
-
-def _address(tensor: Tensor) -> tuple[int, int]:
-    """A tensor's storage, and its first byte there: tensors on `meta` have a storage, but no memory."""
-    storage = cast("Any", tensor.untyped_storage())
-    return storage._cdata, int(tensor.storage_offset()) * tensor.element_size()
-
-
-class _UncopiedView(Tensor):
-    """A tensor whose `contiguous` does not copy, so transformers' conversions return views of its memory."""
-
-    def contiguous(self, *args: Any, **kwargs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        del args, kwargs
-        return self
-
-
-def _to_file_layout(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Converts a model's weights to the names and shapes of Hugging Face folders.
-
-    Some transformers models store their weights differently from their folders: all experts of a layer are
-    one parameter, and some parameters have other names. Inference servers read the layout of the folders.
-    Raises: DataError if a tensor of the folder is not a part of the model's memory.
-    """
-    from transformers import PreTrainedModel
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import revert_weight_conversion
-
-    if not isinstance(model, PreTrainedModel) or not get_model_conversion_mapping(model, add_legacy=False):
-        return state
-    # A tied weight must keep the name that comes first in the model: servers skip it under any other name.
-    first: dict[str, Tensor] = {}
-    aliases: dict[str, Tensor] = {}
-    places: set[tuple[Any, ...]] = set()
-    for name, tensor in state.items():
-        targets = aliases if _place(tensor) in places else first
-        targets[name] = tensor.detach().as_subclass(_UncopiedView)
-        places.add(_place(tensor))
-    memory = {_address(tensor)[0] for tensor in first.values()}
-    tensors: dict[str, Tensor] = {}
-    for part in (first, aliases):
-        converted = cast("dict[str, Tensor]", revert_weight_conversion(model, part))
-        tensors |= {name: tensor.as_subclass(Tensor) for name, tensor in converted.items()}
-    for name, tensor in tensors.items():
-        if _address(tensor)[0] not in memory:
-            raise DataError(
-                f"{type(model).__name__}: tensor {name} of its folder consists of several weights, so it "
-                "cannot be read and written in place, and this family cannot be trained"
-            )
-    return tensors
 
 
 def format_names(names: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from astraflow.errors import DataError
+from astraflow.models.chat_template import check_templates
 from astraflow.models.families import quantization_of
 from astraflow.models.weight_files import TensorHeader, check_weight_files
 from astraflow.user_input.user_files import json_value, read_file
@@ -52,15 +53,14 @@ class Judgment(msgspec.Struct, frozen=True):
     problem: str = ""
     """What is wrong, and what to do; empty if nothing is wrong."""
     names: tuple[str, ...] | None = None
-    """The tensors of version 0, if the files have them under the names that versions use; None if they must
-    be converted."""
+    """The tensors of version 0; None if no library is installed that could tell."""
 
 
 def check_model_folder(folder: Path) -> tuple[str, ...] | None:
     """Checks that a folder's files are the weights of its config, and that its tokenizer fits.
 
-    Returns: the names of the model's tensors in the files, each tied weight once; None if the files have
-    other names or shapes, which transformers converts.
+    Returns: the names of the tensors of a version, each tied weight once; None if no library is installed
+    that could tell.
     Raises: DataError that says what is wrong, and what to do.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
@@ -133,13 +133,14 @@ def read_headers(folder: Path) -> dict[str, tuple[Path, TensorHeader]]:
     if method := quantization_of(config):
         raise DataError(
             f"its weights are quantized ({method}); versions hold plain float32, float16 or bfloat16 "
-            "numbers, so use the folder that it was quantized from"
+            "numbers, so use the folder that it was quantized from, or save the model dequantized"
         )
     if (folder / "adapter_config.json").exists():
         raise DataError(
             "it has an adapter_config.json, so transformers would add an adapter to its weights; merge the "
             "adapter with PEFT's `merge_and_unload()`, save the model, and use that folder"
         )
+    check_templates(folder)
     tensors = check_weight_files(folder)
     for section in (config, cast("dict[str, Any]", text)):
         for key in _LAYER_COUNTS:

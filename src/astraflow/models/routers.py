@@ -75,7 +75,10 @@ def _router(module: nn.Module) -> Router:
     weight = next(iter(own.values()))
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(_PROBE_TOKENS, weight.shape[-1], generator=generator).to(weight)
-    output: Any = functional_call(module, own, (probe,))
+    try:
+        output: Any = functional_call(module, own, (probe,))
+    except TypeError as err:  # MiniMax-M2 passes it the experts' biases
+        raise DataError(f"{type(module).__name__} needs more than hidden states: {err}") from err
     parts = cast("tuple[Tensor, ...]", output if isinstance(output, tuple) else (output,))
     if [part.ndim for part in parts] != [2, 2, 2]:
         raise DataError(f"{type(module).__name__} does not return logits, weights and experts")

@@ -46,7 +46,7 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
         rules=WebRules(host_names=web.host_names, origins=web.origins, needs_token=bool(tokens)),
     )
     await service.start()
-    folder.note_resume()
+    folder.resume.unlink(missing_ok=True)
     try:
         await server.start()
         settle_memory()
@@ -84,7 +84,7 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
         config,
         journal,
         peer_rules=PeerRules(is_on=recipe.weights.peers, networks=recipe.weights.peer_networks),
-        resumes_failed=folder.is_asked_to_resume,
+        resumes_failed=folder.resume.exists(),
         shares=WaitShares(recipe.cluster.pool.window_s),
     )
 

@@ -37,9 +37,9 @@ from astraflow.service.process_ties import adopt_orphans
 __all__ = [
     "SERVICE_COMMAND",
     "SERVICE_ENVIRONMENT",
+    "ChildProcess",
     "ForkServer",
     "ForkedProcess",
-    "ServerProcess",
     "claim_server",
     "early_server",
     "start_server",
@@ -72,26 +72,22 @@ def thread_variables(count: int) -> dict[str, str]:
     return {f"{library}_NUM_THREADS": str(count) for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
 
 
-class ServerProcess(Protocol):
-    """The process of a fork server: what is needed of `subprocess.Popen`."""
+class ChildProcess(Protocol):
+    """What the process of a fork server or of a rank has: part of `subprocess.Popen`."""
 
     pid: int
 
-    def kill(self) -> None:
-        """Sends SIGKILL."""
-        ...
-
-    def wait(self) -> int:
-        """Waits for the end. Returns: the exit code."""
-        ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
 
 
-_Start: TypeAlias = Callable[[Mapping[str, str]], tuple[socket.socket, ServerProcess]]
+_Start: TypeAlias = Callable[[Mapping[str, str]], tuple[socket.socket, ChildProcess]]
 
 
 def start_server(
     env: Mapping[str, str], module: str = "astraflow.cli.fork_server"
-) -> tuple[socket.socket, ServerProcess]:
+) -> tuple[socket.socket, ChildProcess]:
     """Starts the program of a fork server. Returns: the socket that takes orders, and the process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:

@@ -32,12 +32,12 @@ from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
 from astraflow.errors import ConfigError, Error, ServiceError, TrainingError
-from astraflow.processes.fork_server import SERVICE_COMMAND
+from astraflow.processes.fork_server import SERVICE_COMMAND, ChildProcess
 from astraflow.processes.process_state import STOPPED, state_of
 from astraflow.processes.rank_process import identity, join_ranks
 from astraflow.processes.visible_gpus import gpu_variables
@@ -72,22 +72,12 @@ _END_S = 3.0
 """Time for a rank to end by itself after rank 0 has closed the socket."""
 
 
-class _Process(Protocol):
-    """What a group needs of a rank's process: part of `subprocess.Popen`."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def kill(self) -> None: ...
-
-
 @dataclass(slots=True)
 class Rank:
     """A rank other than 0."""
 
     number: int
-    process: _Process
+    process: ChildProcess
     link: socket.socket
     pending: dict[int, "Future[Any]"] = field(default_factory=dict[int, "Future[Any]"])
     """Number of a command -> its future answer."""

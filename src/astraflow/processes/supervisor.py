@@ -21,12 +21,13 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from astraflow.errors import ServiceError
 from astraflow.processes.launcher import CheckedHandle, start_process
-from astraflow.processes.service_state import TROUBLE_AFTER_S, ServiceState
 from astraflow.protocols import MACHINE_LOST, Launcher, ProcessLife, ProcessSpec
+from astraflow.recipe.service_state import TROUBLE_AFTER_S, ServiceState
 from astraflow.service.memory import MemoryRecord
 from astraflow.service.restarts import SIGKILL_CODES, Backoff, code_text, last_lines
 
@@ -369,5 +370,5 @@ class Supervisor:
         unknown = replace(
             self._states[name], age_s=0.0, silent_s=None, is_silent=False, trouble="", is_starved=False
         )
-        self._states[name] = replace(unknown, **changes)  # pyright: ignore[reportArgumentType] # names checked by dataclass
+        self._states[name] = replace(unknown, **changes)
         self._on_change()

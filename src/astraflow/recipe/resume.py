@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.reader import JournalReader
@@ -24,7 +24,9 @@ __all__ = [
     "MAY_CHANGE",
     "MAY_COME_OR_GO",
     "RecipeChange",
+    "Resumption",
     "changes_between",
+    "check_resume",
     "has_more_steps",
     "redo_notes",
     "refuse_changes",
@@ -128,6 +130,26 @@ def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
         f"{folder} holds a run of another recipe: {listed}{more}{why}. Pass another --run-dir to start a new "
         "run, or undo the change to resume this one"
     )
+
+
+class Resumption(NamedTuple):
+    """What a recipe would change in a run that has begun."""
+
+    changes: tuple[RecipeChange, ...]
+    done: Mapping[str, int]
+    """Committed steps of each policy."""
+    has_more_steps: bool
+    """Whether there is something to do if the run is finished."""
+
+
+def check_resume(folder: RunFolder, recipe: Recipe) -> Resumption:
+    """Compares a recipe with the run in a folder. Raises: ConfigError if the run can't go on with it."""
+    before = folder.load_recipe()
+    changes = changes_between(before, recipe)
+    refuse_changes(changes, folder.path)
+    done = steps_done(folder.journal)
+    refuse_fewer_steps(recipe, done, folder.path)
+    return Resumption(changes, done, has_more_steps(recipe, before, done))
 
 
 def steps_done(journal: Path) -> dict[str, int]:

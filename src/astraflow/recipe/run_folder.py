@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from astraflow.errors import ConfigError, DataError
+from astraflow.recipe.service_state import ServiceState
 from astraflow.types import Item
 from astraflow.types.alarm import Alarm
 from astraflow.user_input.user_files import read_part
@@ -28,35 +29,12 @@ if TYPE_CHECKING:  # most readers of a run folder need no recipe, whose classes 
     from astraflow.recipe.recipe import Recipe
     from astraflow.recipe.resume import RecipeChange
 
-__all__ = ["RunFolder", "RunRecord", "ServiceRecord", "set_aside", "write_atomic"]
+__all__ = ["RunFolder", "RunRecord", "set_aside", "write_atomic"]
 
 _log = logging.getLogger(__name__)
 
 _RESERVE_BYTES = 512 * 1024
 """Space for `run.json`, summary, curve and episodes of a run that ends while its disk is full."""
-
-
-class ServiceRecord(Item, frozen=True, kw_only=True):
-    """One process of a run, in `run.json`."""
-
-    name: str
-    pid: int
-    port: int = 0
-    restarts: int = 0
-    state: str = ""
-    exit_code: int = 0
-    """Exit code when it last ended; negative for a signal."""
-    last_line: str = ""
-    """Why it last ended, as far as the supervisor knows."""
-    age_s: float = 0.0
-    """Seconds since it was started."""
-    silent_s: float | None = None
-    """Seconds since its last sign of life; null before the first one."""
-    is_silent: bool = False
-    trouble: str = ""
-    """What is wrong with it and what to do, in words; empty if nothing is known to be wrong."""
-    is_starved: bool = False
-    """Whether the only trouble is that its machine gives it no processor time."""
 
 
 class RunRecord(Item, frozen=True, kw_only=True):
@@ -74,7 +52,7 @@ class RunRecord(Item, frozen=True, kw_only=True):
     active: tuple[tuple[float, float], ...] = ()
     """Start and end of each period in which a launcher ran the services. The last end advances while a
     launcher runs them."""
-    services: tuple[ServiceRecord, ...] = ()
+    services: tuple[ServiceState, ...] = ()
     alarms: tuple[Alarm, ...] = ()
     """What the watchdog currently finds to be wrong."""
     pool: str = ""
@@ -111,7 +89,8 @@ class RunFolder:
         self.curve = path / "learning_curve.png"
         self.cache = path / "cache"
         self.secrets = path / "secrets"
-        self._resume = path / "resume"
+        self.resume = path / "resume"
+        """Exists if a person asked that a failed run is continued, until the dataflow has started again."""
         self._lock = path / "launcher.lock"
         self._reserve = path / "reserve"
 
@@ -164,19 +143,6 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Whether the run has reached its end."""
         return self.record.is_file() and self.load_record().state == "finished"
-
-    def ask_to_resume(self) -> None:
-        """Lets the next start of the dataflow continue a failed run, because a person asked for it."""
-        self._resume.touch()
-
-    @property
-    def is_asked_to_resume(self) -> bool:
-        """Whether `ask_to_resume` was called and the dataflow has not resumed yet."""
-        return self._resume.exists()
-
-    def note_resume(self) -> None:
-        """Notes that the dataflow has resumed. Later restarts don't continue a failed run."""
-        self._resume.unlink(missing_ok=True)
 
     def note_changes(self, changes: "tuple[RecipeChange, ...]") -> None:
         """Appends changes to the history of the recipe in this folder."""

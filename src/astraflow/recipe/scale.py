@@ -80,7 +80,7 @@ def _shrink_policy(policy: JsonMap) -> None:
     table["groups_per_batch"] = _at_most(table["groups_per_batch"], _NUM_TASKS)
     train["steps"] = _at_most(train["steps"], 3)
     train["minibatches"] = _at_most(train["minibatches"], 2)
-    train |= {"backend": {"name": "torch"}, "ranks": 1, "shard": {}}
+    train |= {"backend": {"name": "torch"}, "ranks": 1, "nodes": 1, "shard": {}}
 
 
 def _shrink_workflow(section: JsonMap, fixtures: Path) -> JsonMap:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.silence import waits_text
 from astraflow.types import EvalRecord, StatusReply, StepRecord
 from astraflow.types.alarm import Alarm

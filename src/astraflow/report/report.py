@@ -95,8 +95,7 @@ def summary_table(summary: Summary) -> Table:
     table.add_row("  of which with a gradient", _gradient_text(summary))
     table.add_row("generation and training overlap", f"{summary.overlap_frac:.0%} of the RL time")
     for wait in summary.waits[:_MOST_WAITS]:
-        share = f" ({wait.frac:.0%})" if wait.frac <= 1 else ""  # an older version wrote shares of no time
-        text = printable(f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s{share}")
+        text = printable(f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
         table.add_row("waiting", Text(text))
     for failure in summary.failures[:_MOST_FAILURES]:
         text = printable(f"{failure.num} times, e.g. {_first_line(failure.what)}")

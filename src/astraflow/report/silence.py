@@ -7,7 +7,7 @@ change a recipe when a process hangs.
 
 from collections.abc import Mapping, Sequence
 
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.types import StatusReply, Wait, WaitReason
 from astraflow.types.wait_words import reasons_text, waiting_text
 from astraflow.types.waits import NO_ROOM, POOL, SILENT, Party

@@ -7,7 +7,10 @@ journal also has a summary, which says why there are no numbers.
 
 from collections.abc import Sequence
 
-from astraflow.dataflow.audit import PolicyAudit, audit
+import msgspec
+
+from astraflow.dataflow.accounting import PolicyAudit
+from astraflow.dataflow.audit import audit
 from astraflow.dataflow.figures import RunFigures, run_figures
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import JournalError
@@ -21,21 +24,29 @@ from astraflow.types import EvalRecord, StepRecord
 __all__ = ["summarize"]
 
 _NO_JOURNAL = "the run recorded nothing, because it ended before its dataflow was ready"
-_NO_FIGURE = 0.0
-"""Placeholder for the figures of a run whose journal cannot be read."""
 
 
 def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
     """The summary of a run folder. Raises: DataError if it has no `run.json`."""
     record = known_end(folder)
+    eval_set = next(iter(recipe.eval.sets), "")
+    known = Summary(
+        name=recipe.name,
+        seed=recipe.seed,
+        state=record.state,
+        reason=record.reason,
+        heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
+        wall_s=round(record.wall_s, 3),
+        time_scale=recipe.time_scale,
+    )
     try:
-        return _summary_of_journal(folder, recipe, record)
+        return _with_figures(known, folder, recipe, record)
     except JournalError as err:
         is_empty = not folder.journal.is_dir() or not any(folder.journal.iterdir())
-        return _summary_without_journal(recipe, record, _NO_JOURNAL if is_empty else str(err))
+        return msgspec.structs.replace(known, audit_problems=(_NO_JOURNAL if is_empty else str(err),))
 
 
-def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) -> Summary:
+def _with_figures(known: Summary, folder: RunFolder, recipe: Recipe, record: RunRecord) -> Summary:
     report = audit(folder.journal)
     figures = run_figures(folder.journal, report, record.active)
     with JournalReader(folder.journal) as journal:
@@ -45,62 +56,21 @@ def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) ->
         name: best_version(folder, recipe, [r for r in evals if r.policy == name]) for name in recipe.trained
     }
     policies = tuple(_summarize_policy(p, recipe, steps, evals, best.get(p.name)) for p in report.policies)
-    before = policies[0].heldout_before if policies else {}
-    after = policies[0].heldout_after if policies else {}
     eval_set = next(iter(recipe.eval.sets), "")
-    return Summary(
-        name=recipe.name,
+    return msgspec.structs.replace(
+        known,
         run_id=report.run_id,
-        seed=recipe.seed,
-        state=record.state,
-        reason=record.reason,
         warnings=_warnings(policies),
         failures=tuple(FailureShare(what=kind.example, num=kind.num) for kind in report.failures),
-        heldout_before=before.get(eval_set),
-        heldout_after=after.get(eval_set),
-        heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
-        wall_s=round(record.wall_s, 3),
+        heldout_before=policies[0].heldout_before.get(eval_set) if policies else None,
+        heldout_after=policies[0].heldout_after.get(eval_set) if policies else None,
         rl_wall_s=round(figures.rl_wall_s, 3),
         overlap_frac=round(figures.overlap_frac, 4),
-        staleness_mean=round(figures.staleness_mean, 4),
-        staleness_max=figures.staleness_max,
-        staleness_bound=figures.staleness_bound,
-        generated_tokens=figures.generated_tokens,
-        committed_tokens=figures.committed_tokens,
-        gradient_tokens=figures.gradient_tokens,
+        **msgspec.structs.asdict(figures.amounts),
         audit_ok=report.ok,
         audit_problems=report.problems,
         policies=policies,
         waits=_wait_shares(figures),
-        time_scale=recipe.time_scale,
-    )
-
-
-def _summary_without_journal(recipe: Recipe, record: RunRecord, problem: str) -> Summary:
-    """The summary of a run whose journal cannot be read or does not exist yet."""
-    eval_set = next(iter(recipe.eval.sets), "")
-    return Summary(
-        name=recipe.name,
-        run_id="",
-        seed=recipe.seed,
-        state=record.state,
-        reason=record.reason,
-        heldout_before=None,
-        heldout_after=None,
-        heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
-        wall_s=round(record.wall_s, 3),
-        rl_wall_s=_NO_FIGURE,
-        overlap_frac=_NO_FIGURE,
-        staleness_mean=_NO_FIGURE,
-        staleness_max=0,
-        staleness_bound=0,
-        generated_tokens=0,
-        committed_tokens=0,
-        audit_ok=False,
-        audit_problems=(problem,),
-        policies=(),
-        waits=(),
-        time_scale=recipe.time_scale,
     )
 
 
@@ -136,8 +106,7 @@ def _summarize_policy(
     rounds = sorted((r for r in evals if r.policy == audited.name), key=lambda r: r.version)
     scores = [(r.eval_set, round(r.score_mean, 6)) for r in rounds if r.score_mean is not None]
     return PolicySummary(
-        name=audited.name,
-        steps=audited.steps,
+        **msgspec.structs.asdict(audited),
         num_steps=recipe.policies[audited.name].train.steps,
         version=own[-1].version if own else 0,
         heldout_before=dict(reversed(scores)),
@@ -146,14 +115,6 @@ def _summarize_policy(
         reward_last=own[-1].reward_mean if own else 0.0,
         reward_min=min((record.reward_mean for record in own), default=0.0),
         reward_max=max((record.reward_mean for record in own), default=0.0),
-        staleness_mean=audited.staleness_mean,
-        staleness_max=audited.staleness_max,
-        staleness_bound=audited.staleness_bound,
-        generated_tokens=audited.generated_tokens,
-        committed_tokens=audited.committed_tokens,
-        gradient_tokens=audited.gradient_tokens,
-        redone_steps=audited.redone_steps,
-        fates=audited.fates,
         best=best,
     )
 

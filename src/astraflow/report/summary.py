@@ -1,6 +1,7 @@
 """The results of a run, as `summary.json` stores them. `summarize` computes them from the journal."""
 
-from astraflow.types import FateCounts, Item
+from astraflow.dataflow.accounting import Amounts, PolicyAudit
+from astraflow.types import Item
 
 __all__ = ["BestVersion", "FailureShare", "PolicySummary", "Summary", "WaitShare"]
 
@@ -35,11 +36,9 @@ class WaitShare(Item, frozen=True, kw_only=True):
     frac: float
 
 
-class PolicySummary(Item, frozen=True, kw_only=True):
+class PolicySummary(PolicyAudit, frozen=True, kw_only=True):
     """One trained policy."""
 
-    name: str
-    steps: int
     num_steps: int
     version: int
     """Newest version that a step published."""
@@ -53,32 +52,20 @@ class PolicySummary(Item, frozen=True, kw_only=True):
     reward_min: float = 0.0
     """The lowest mean reward of a step."""
     reward_max: float = 0.0
-    staleness_mean: float
-    """Mean over the trained groups."""
-    staleness_max: int
-    staleness_bound: int
-    generated_tokens: int
-    """Sampled tokens of accepted training episodes."""
-    committed_tokens: int
-    """Sampled tokens of the batches whose steps were committed."""
-    gradient_tokens: int | None = None
-    """Committed tokens for which the trainer computed a gradient; None if it did not report them."""
-    redone_steps: int
-    fates: FateCounts
     best: BestVersion | None = None
     """The version that was kept because it evaluated best; None if the recipe keeps none, or none was
     evaluated."""
 
 
-class Summary(Item, frozen=True, kw_only=True):
+class Summary(Amounts, frozen=True, kw_only=True):
     """The content of `summary.json`.
 
     Scores are those of the first trained policy on the first evaluation set; all other numbers cover all
-    policies.
+    policies. The figures of a run whose journal cannot be read are 0.
     """
 
     name: str
-    run_id: str
+    run_id: str = ""
     seed: int
     state: str
     reason: str = ""
@@ -87,29 +74,19 @@ class Summary(Item, frozen=True, kw_only=True):
     """Sentences about what a person should check."""
     failures: tuple[FailureShare, ...] = ()
     """Failed attempts by cause, most frequent first; those of evaluations are included."""
-    heldout_before: float | None
+    heldout_before: float | None = None
     """None without an evaluation set."""
-    heldout_after: float | None
+    heldout_after: float | None = None
     heldout_tasks: int
     wall_s: float
     """Sum over all starts of the command, each from its first check to the end of its last service."""
-    rl_wall_s: float
+    rl_wall_s: float = 0.0
     """Time from the first training lease to the last commit, without the pauses between two starts."""
-    overlap_frac: float
+    overlap_frac: float = 0.0
     """Share of `rl_wall_s` during which generation and training both ran."""
-    staleness_mean: float
-    staleness_max: int
-    staleness_bound: int
-    generated_tokens: int
-    """Sampled tokens of accepted training episodes."""
-    committed_tokens: int
-    """Sampled tokens of the batches whose steps were committed."""
-    gradient_tokens: int | None = None
-    """Committed tokens for which the trainers computed a gradient; None if one of them did not report
-    them."""
-    audit_ok: bool
-    audit_problems: tuple[str, ...]
-    policies: tuple[PolicySummary, ...]
-    waits: tuple[WaitShare, ...]
+    audit_ok: bool = False
+    audit_problems: tuple[str, ...] = ()
+    policies: tuple[PolicySummary, ...] = ()
+    waits: tuple[WaitShare, ...] = ()
     time_scale: float = 0.0
     """Emulated seconds per second of the wall clock; 0 if models are not emulated."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console
 
 from astraflow import added
-from astraflow.processes.service_state import ServiceState
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.overview import RunOverview, eval_line, idle_line, step_line
 from astraflow.report.terminal_text import printable
 from astraflow.report.watch.watchdog import NO_ALARMS, AlarmUpdate, cleared_text

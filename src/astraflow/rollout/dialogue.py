@@ -288,7 +288,7 @@ class Dialogue:
 
     async def _recall(self, hosted: HostedPolicy, request: GenerateRequest) -> Generation | None:
         """Returns what an earlier attempt at the episode sampled for the same request; None if nothing."""
-        if self._progress is None or not self._progress.has_earlier:
+        if self._progress is None or not self._progress.earlier:
             return None
         await asyncio.sleep(0)  # an episode that recalls many turns in a row must let the others run
         return self._progress.recall(hosted.info.name, request)

@@ -14,7 +14,6 @@ from typing import Any
 from astraflow.errors import ConfigError
 from astraflow.rollout.config import EvalRules
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.judging import JudgedScoring, make_scoring
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.types import Task
 from astraflow.workflows.conversation import Workflow
@@ -46,7 +45,7 @@ class Evaluation:
         self, rules: Mapping[str, EvalRules], *, num_workers: int = 1, private: tuple[Path, ...] = ()
     ) -> None:
         """`private`: see `make_workflow`. Raises: ConfigError if a workflow cannot be made."""
-        self._pools: dict[str, ScoringPool | JudgedScoring] = {}
+        self._pools: dict[str, ScoringPool] = {}
         self.overrides: dict[str, EvalOverrides] = {}
         """By evaluation set."""
         for name, rule in rules.items():
@@ -54,7 +53,7 @@ class Evaluation:
             if rule.tasks is not None:
                 key = rule.tasks.model_dump_json()
                 if key not in self._pools:
-                    self._pools[key] = make_scoring(rule.tasks, num_workers=num_workers)
+                    self._pools[key] = ScoringPool(rule.tasks, num_workers=num_workers)
                 score = self._pools[key].score
             workflow = None if rule.workflow is None else make_workflow(rule.workflow, private=private)
             self.overrides[name] = EvalOverrides(rule.sampling, workflow, score)
@@ -62,8 +61,7 @@ class Evaluation:
     def host(self, policies: Mapping[str, HostedPolicy]) -> None:
         """Sets the policies that may serve as judges. The mapping may be filled later."""
         for pool in self._pools.values():
-            if isinstance(pool, JudgedScoring):
-                pool.host(policies)
+            pool.policies = policies
 
     async def start(self) -> None:
         """Waits until all rewards are built. Raises: like `ScoringPool.start`."""

@@ -44,13 +44,14 @@ class Outbox:
         self._membership = membership
         self._unsent: dict[str, EpisodeResult] = {}
         self._arrived = asyncio.Event()
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
+        self.is_empty = asyncio.Event()
+        """Set while every result has a receipt."""
+        self.is_empty.set()
 
     def put(self, result: EpisodeResult) -> None:
         """Accepts a result for sending."""
         self._unsent[result.lease_id] = result
-        self._is_empty.clear()
+        self.is_empty.clear()
         self._arrived.set()
 
     def discard(self, lease_ids: Collection[str]) -> None:
@@ -63,10 +64,6 @@ class Outbox:
     def lease_ids(self) -> tuple[str, ...]:
         """Leases whose results have no receipt yet."""
         return tuple(self._unsent)
-
-    async def wait_until_empty(self) -> None:
-        """Returns when every result has a receipt."""
-        await self._is_empty.wait()
 
     async def run(self) -> None:
         """Sends results until it is cancelled."""
@@ -120,4 +117,4 @@ class Outbox:
         # Otherwise `_arrived` stays set, so that `run` sends the rest at once.
         if not self._unsent:
             self._arrived.clear()
-            self._is_empty.set()
+            self.is_empty.set()

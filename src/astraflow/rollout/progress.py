@@ -47,7 +47,7 @@ class EpisodeProgress:
     def __init__(self, earlier: Sequence[PastCompletion] = ()) -> None:
         """`earlier`: all completions of earlier attempts that the dataflow has."""
         self._is_resumed = bool(earlier)
-        self._earlier = {completion.request: completion for completion in earlier}
+        self.earlier = {completion.request: completion for completion in earlier}
         """Completions that no request has matched yet, by request digest."""
         self._all = list(earlier)
         """All completions, in the order in which they are reported."""
@@ -57,14 +57,9 @@ class EpisodeProgress:
         self._num_resumed_tokens = 0
         self._is_reporting = True
 
-    @property
-    def has_earlier(self) -> bool:
-        """Whether an unmatched completion of an earlier attempt is left."""
-        return bool(self._earlier)
-
     def recall(self, policy: str, request: GenerateRequest) -> Generation | None:
         """Returns an earlier attempt's completion for this request, at most once; None if there is none."""
-        earlier = self._earlier.pop(request_digest(policy, request), None)
+        earlier = self.earlier.pop(request_digest(policy, request), None)
         if earlier is None:
             return None
         self._num_resumed_tokens += _num_tokens(earlier)
@@ -79,7 +74,7 @@ class EpisodeProgress:
         """Metrics of the used and the unused tokens of earlier attempts; empty for a first attempt."""
         if not self._is_resumed:
             return ()
-        unused = sum(_num_tokens(completion) for completion in self._earlier.values())
+        unused = sum(_num_tokens(completion) for completion in self.earlier.values())
         return (
             MetricItem(RESUMED_TOKENS, float(self._num_resumed_tokens), "sum"),
             MetricItem(RESAMPLED_TOKENS, float(unused), "sum"),

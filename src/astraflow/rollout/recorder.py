@@ -73,27 +73,18 @@ class EpisodeRecorder:
         self._sequences: list[_Sequence] = []
         self._last: dict[int, _Sequence] = {}
         """Conversation -> the sequence with its newest completion."""
-        self._num_completions = 0
-        self._num_overflows = 0
+        self.num_completions = 0
+        self.num_overflows = 0
+        """Number of completions for which the context had no room."""
         self._streams: dict[int, dict[str, Stream]] = {}
         """Completion -> its columns by name; completions without columns are missing."""
         self._states: dict[int, str] = {}
         """Completion -> the state that the policy was shown, if the workflow named it."""
 
     @property
-    def num_completions(self) -> int:
-        """Number of completions so far."""
-        return self._num_completions
-
-    @property
     def num_forks(self) -> int:
         """Number of sequences that an edited or stripped history opened."""
         return sum(sequence.is_fork for sequence in self._sequences)
-
-    @property
-    def num_overflows(self) -> int:
-        """Number of completions for which the context had no room."""
-        return self._num_overflows
 
     def record(
         self,
@@ -109,8 +100,8 @@ class EpisodeRecorder:
         Raises: RolloutError if the engine's columns differ in length, or a logprob is not finite.
         """
         _check_generation(speaker, generation)
-        idx = self._num_completions
-        self._num_completions += 1
+        idx = self.num_completions
+        self.num_completions += 1
         sequence = self._find_extended(speaker, conversation, prompt, media) if self._sequences else None
         if sequence is None:
             sequence = _Sequence(speaker, is_fork=self._is_fork(speaker, conversation, prompt, media))
@@ -165,9 +156,9 @@ class EpisodeRecorder:
 
         Raises: RolloutError if it is not of this episode.
         """
-        if not 0 <= completion_idx < self._num_completions:
+        if not 0 <= completion_idx < self.num_completions:
             raise RolloutError(
-                f"completion {completion_idx} is not of this episode, which has {self._num_completions}",
+                f"completion {completion_idx} is not of this episode, which has {self.num_completions}",
                 is_retryable=False,
             )
         for sequence in self._sequences:
@@ -185,9 +176,9 @@ class EpisodeRecorder:
         """
         if not self._sequences:
             raise KeyError(conversation)
-        idx = self._num_completions
-        self._num_completions += 1
-        self._num_overflows += 1
+        idx = self.num_completions
+        self.num_completions += 1
+        self.num_overflows += 1
         sequence = self._last.get(conversation)
         if sequence is not None:
             sequence.finish_reason = "length"

@@ -12,15 +12,23 @@ pattern may take exponential time on the text of a model.
 A process gets many calls of an `async` reward at a time, because such a reward mostly waits. A call that
 exceeds its deadline is cancelled there, and the others continue. If the call ignores the cancellation, the
 process is ended with all its calls, and each of them is repeated separately.
+
+A judge is a model that rates answers: a policy of the run, or a model at an endpoint. It generates text, so
+it is asked from here. Its completions don't belong to an episode: they are neither recorded nor trained on.
+If a judge is unavailable, the episode fails. A completion without a clear verdict gets the value that the
+judge sets, and counts in `judge_unclear`.
 """
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+import math
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from astraflow.errors import ConfigError, LateScoreError, RolloutError, ScorerError
-from astraflow.protocols import Score
-from astraflow.rollout.open_calls import OpenCalls
+from astraflow.protocols import HostedModel, Score
 from astraflow.rollout.scoring_process import (
     BuiltReward,
     Outcome,
@@ -31,12 +39,13 @@ from astraflow.rollout.scoring_process import (
     scoring_environment,
 )
 from astraflow.service.kept_object import KeptObject, ObjectLostError
-from astraflow.tasks.config import ExactReward, TasksConfig
+from astraflow.tasks.answers import extract_answer
+from astraflow.tasks.config import ExactReward, TasksConfig, WeightedReward, judges_of
 from astraflow.tasks.rewards import RecipeReward, make_reward
 from astraflow.tasks.variants import RewardVariant
 from astraflow.types import Task
 
-__all__ = ["ScoringPool"]
+__all__ = ["OpenCalls", "ScoringPool"]
 
 _CALLS_PER_PROCESS = 100_000
 """A process is replaced after this many calls: rewards may leak memory, and a new one takes a second."""
@@ -46,6 +55,37 @@ longer with a slow disk or a busy machine."""
 _TARGET = f"{ScoringProcess.__module__}:{ScoringProcess.__name__}"
 _CANCELLING_S = 1.0
 """How long an `async` reward may take to end after it is cancelled; after that, its process is ended."""
+
+
+class OpenCalls:
+    """Calls that run or wait. Example: `with calls.one(): await score()`; inside, `calls.num` is 1."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s: dict[int, float] = {}
+        """Start time by call number, oldest call first."""
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def one(self) -> Generator[None]:
+        """Counts a call while the block runs."""
+        number = next(self._numbers)
+        self._began_s[number] = self._clock()
+        try:
+            yield
+        finally:
+            del self._began_s[number]
+
+    @property
+    def num(self) -> int:
+        """Number of calls that run or wait."""
+        return len(self._began_s)
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest call in seconds; 0 if there is none."""
+        began_s = next(iter(self._began_s.values()), None)
+        return 0.0 if began_s is None else self._clock() - began_s
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +98,7 @@ class _Call:
 
 
 class ScoringPool:
-    """The reward of a recipe. Many calls may run at once.
+    """The reward of a recipe, with its judges. Many calls may run at once.
 
     Example::
 
@@ -85,18 +125,28 @@ class ScoringPool:
         if _is_harmless(tasks):
             self._local = make_reward(tasks)
             self._is_async = self._local.is_async
+        self._judges = {name: config.make_judge() for name, config in judges_of(tasks).items()}
+        self._num_judged = 0
+        """Calls that wait for a judge."""
+        self.policies: Mapping[str, HostedModel] = {}
+        """The policies that may serve as judges. The mapping may be filled later."""
 
     async def start(self) -> None:
-        """Waits until a process has built the reward. Raises: ConfigError if it cannot be built in time."""
+        """Waits until a process has built the reward, and judges can be asked.
+
+        Raises: ConfigError if the reward cannot be built in time; UnavailableError if an endpoint is down.
+        """
         if self._local is not None:
             await self._local.open()
-            return
-        first: asyncio.Future[BuiltReward] = asyncio.get_running_loop().create_future()
-        self._running = [asyncio.create_task(self._work(first)) for _ in range(self._num_workers)]
-        built = await first
-        if built.problem:
-            raise ConfigError(f"tasks.reward cannot be built: {built.problem}")
-        self._is_async = built.is_async
+        else:
+            first: asyncio.Future[BuiltReward] = asyncio.get_running_loop().create_future()
+            self._running = [asyncio.create_task(self._work(first)) for _ in range(self._num_workers)]
+            built = await first
+            if built.problem:
+                raise ConfigError(f"tasks.reward cannot be built: {built.problem}")
+            self._is_async = built.is_async
+        for judge in self._judges.values():
+            await judge.start()
 
     async def score(self, task: Task, text: str) -> Score:
         """Scores `text` with the reward. The score includes the reward's parts.
@@ -105,19 +155,31 @@ class ScoringPool:
         RolloutError otherwise, which is not retryable if the reward raised an exception or returned something
         other than a finite number.
         """
-        if self._local is not None and not self._is_async:
+        if self._local is not None and not self._is_async and not self._judges:
             return call_reward(self._local, task, text)  # at once, so there is no call to count
         with self.calls.one():
-            return await self._score(task, text)
+            score = await self._score(task, text)
+            if not self._judges:
+                return score
+            self._num_judged += 1
+            try:
+                return await self._judge(task, text, score)
+            finally:
+                self._num_judged -= 1
 
     @property
     def queue(self) -> str:
-        """A description of what the calls wait for."""
+        """A description of what most calls wait for."""
+        if self._judges and 2 * self._num_judged >= self.calls.num:
+            return f"the judge: {self._num_judged} calls wait for its replies"
         if self._local is not None and self._local.queue:
             return self._local.queue
-        return f"the reward: {self.calls.num} calls run or wait in {self._num_workers} processes"
+        num = self.calls.num - self._num_judged
+        return f"the reward: {num} calls run or wait in {self._num_workers} processes"
 
     async def _score(self, task: Task, text: str) -> Score:
+        if self._local is not None and not self._is_async:
+            return call_reward(self._local, task, text)
         if self._local is not None:
             started = self._local.start(task, text)
             return self._local.total(task, text, await self._local.waited(task, started))
@@ -127,8 +189,27 @@ class ScoringPool:
         self._waiting.put_nowait(call)
         return await call.score
 
+    async def _judge(self, task: Task, text: str, score: Score) -> Score:
+        """Adds the values of the judges. Raises: RolloutError if one is unavailable."""
+        reward = self._tasks.reward
+        answer = extract_answer(text, mode=self._tasks.extract)
+        total = 0.0
+        parts = dict(score.parts)
+        for name, judge in self._judges.items():
+            value = judge.unclear
+            if answer is not None:
+                value, is_clear = await judge.value(task, answer, self.policies)
+                parts["judge_unclear"] = max(parts.get("judge_unclear", 0.0), float(not is_clear))
+            parts[f"reward/{name}" if name else "reward/judge"] = value
+            total += reward.weight(name) * value if isinstance(reward, WeightedReward) else value
+        # Judges are multiplied by all factors, and by the share without `format`.
+        factors = reward.factors if isinstance(reward, WeightedReward) else ()
+        scale = math.prod(parts.get(f"reward/{name}", 1.0) for name in factors)
+        scale *= 1 - self._tasks.format_weight if self._tasks.format else 1.0
+        return Score(float(score) + total * scale, parts)
+
     async def close(self) -> None:
-        """Ends the processes, and cancels the calls that still wait."""
+        """Ends the processes, cancels the calls that still wait, and closes connections to endpoints."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -137,6 +218,8 @@ class ScoringPool:
             self._waiting.get_nowait().score.cancel()
         if self._local is not None:
             await self._local.close()
+        for judge in self._judges.values():
+            await judge.close()
 
     async def _work(self, first: "asyncio.Future[BuiltReward]") -> None:
         """Keeps one process: it builds the reward, makes calls, and is replaced when it has to end."""

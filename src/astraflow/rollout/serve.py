@@ -5,23 +5,21 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from astraflow.errors import ConfigError
 from astraflow.protocols import Engine
 from astraflow.rollout.config import EngineConfig, EvalRules, RolloutConfig
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.factory import engine_maker, preload
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Evaluation
-from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.policy_host import load_in_turn
 from astraflow.rollout.renderer import policy_renderer
+from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
 from astraflow.service.process import settle_memory
 from astraflow.tasks.config import TasksConfig
-from astraflow.types import Fingerprints, Manifest, PolicyInfo, RunInfo
+from astraflow.types import Fingerprints, Manifest, RunInfo
 from astraflow.types.host_tensors import WeightSnapshot
-from astraflow.user_input.mistakes import hint
 from astraflow.weights.arrival import Arrival
 from astraflow.weights.peers.peer import Spool, serve_spool
 from astraflow.weights.receiver import Receiver
@@ -41,9 +39,7 @@ async def run_rollout(
     rollout: RolloutConfig,
     cache_dir: Path,
     name: str,
-    hosts: tuple[str, ...] = (),
     evaluation: Mapping[str, EvalRules] | None = None,
-    labels: Mapping[str, str] | None = None,
     fingerprints: Fingerprints | None = None,
     token: str = "",
     peer: str = "",
@@ -53,7 +49,7 @@ async def run_rollout(
 ) -> None:
     """Serves a run until it ends or `stop` is set.
 
-    `hosts`: policies to serve; empty: all. `token`: sent to sources of weights that require one. `peer`:
+    `token`: sent to sources of weights that require one. `peer`:
     address at which this service offers its weights to others, at `max_upload_mb_s` or less; empty: none.
     `evaluation`: how the episodes of each set run. `private`: what agents must not see. `exact`: see recipe.
     Raises: ConfigError if a component cannot be built or an address cannot be bound; RefusedError if the
@@ -67,16 +63,15 @@ async def run_rollout(
         await RolloutService(
             link,
             name=name,
-            policies=_select_policies(run_info, hosts),
+            policies=run_info.policies,
             workflow=make_workflow(workflow, private=private),
-            scoring=make_scoring(tasks, num_workers=rollout.scorers),
+            scoring=ScoringPool(tasks, num_workers=rollout.scorers),
             environments=Environments(tasks.environments),
             weights=weights,
             config=rollout,
             make_engine=make_engine,
             make_renderer=policy_renderer,
             evaluation=Evaluation(evaluation or {}, num_workers=rollout.scorers, private=private),
-            labels=labels,
             peer_url=peer_url,
             fingerprints=fingerprints,
             resumes=rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow)),
@@ -149,15 +144,3 @@ class _PreloadingFetcher:
     def arrival(self, policy: str) -> Arrival:
         """Progress of the transfer of a policy's version."""
         return self._weights.arrival(policy)
-
-
-def _select_policies(run_info: RunInfo, hosts: tuple[str, ...]) -> tuple[PolicyInfo, ...]:
-    """The policies that this service serves.
-
-    Raises: ConfigError if one of `hosts` is not a policy of the run.
-    """
-    known = [info.name for info in run_info.policies]
-    unknown = [name for name in hosts if name not in known]
-    if unknown:
-        raise ConfigError(f"hosts = {', '.join(unknown)}: no such policy{hint(unknown[0], known)}")
-    return tuple(info for info in run_info.policies if not hosts or info.name in hosts)

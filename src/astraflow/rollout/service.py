@@ -28,7 +28,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,6 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.episode_limit import EpisodeLimit
 from astraflow.rollout.evaluation import Evaluation
-from astraflow.rollout.judging import JudgedScoring
 from astraflow.rollout.membership import Membership, WorkerLink
 from astraflow.rollout.outbox import Outbox
 from astraflow.rollout.policy_host import PolicyHost, WeightFetcher
@@ -69,6 +68,7 @@ from astraflow.types import (
 )
 from astraflow.types.bounds import as_label
 from astraflow.types.host_tensors import WeightSnapshot
+from astraflow.user_input.own_code import first_error
 from astraflow.workflows.conversation import Workflow
 
 __all__ = ["RolloutService"]
@@ -138,14 +138,13 @@ class RolloutService:
         name: str,
         policies: Sequence[PolicyInfo],
         workflow: Workflow,
-        scoring: ScoringPool | JudgedScoring,
+        scoring: ScoringPool,
         environments: Environments | None = None,
         weights: WeightFetcher,
         config: RolloutConfig,
         make_engine: Callable[[WeightSnapshot], Engine | Awaitable[Engine]],
         make_renderer: Callable[[PolicyInfo, Path], Renderer],
         evaluation: Evaluation | None = None,
-        labels: Mapping[str, str] | None = None,
         peer_url: str = "",
         fingerprints: Fingerprints | None = None,
         resumes: bool = False,
@@ -172,7 +171,14 @@ class RolloutService:
             PolicyHost, link=link, weights=weights, make_engine=make_engine, make_renderer=make_renderer
         )
         self._hosts = {info.name: make_host(info, changed=self._note_served) for info in policies}
-        request = _registration(config, name, tuple(self._hosts), peer_url, labels, fingerprints=fingerprints)
+        request = RegisterWorker(
+            name=name,
+            hosts=tuple(self._hosts),
+            engine=config.engine.use if isinstance(config.engine, Use) else config.engine.name,
+            num_slots=config.max_episodes,
+            peer_url=peer_url,
+            fingerprints=fingerprints or Fingerprints(),
+        )
         self._membership = Membership(link, request)
         self._running: dict[str, asyncio.Task[None]] = {}
         """Lease id -> the task that runs its episode."""
@@ -208,7 +214,7 @@ class RolloutService:
             if self._end.is_broken.is_set() and not self._end.is_over.is_set():
                 raise self._end.failure
         except ExceptionGroup as failures:
-            raise _first_leaf(failures) from failures
+            raise first_error(failures) from failures
         finally:
             parts = (self._runner, self._environments, self._evaluation, self._scoring, *self._hosts.values())
             async with AsyncExitStack() as closing:  # if one of them fails, the others are still closed
@@ -237,7 +243,7 @@ class RolloutService:
             # Progress goes out before the goodbye returns the leases. An abandoned episode continues
             # elsewhere as soon as its lease is back, and must not sample again what it has sampled here.
             sending = (
-                _try_within(_GOODBYE_S, self._outbox.wait_until_empty()),
+                _try_within(_GOODBYE_S, self._outbox.is_empty.wait()),
                 _try_within(_GOODBYE_S, self._progress.report()),
             )
             await asyncio.gather(*sending)
@@ -292,7 +298,7 @@ class RolloutService:
             self._progress.end(lease_id)
             failure = Failure(error_class=HANDED_IN, message="the device of the service was asked back")
             self._outbox.put(EpisodeResult(lease_id=lease_id, outcome=failure))
-        await _try_within(_GOODBYE_S, self._outbox.wait_until_empty())
+        await _try_within(_GOODBYE_S, self._outbox.is_empty.wait())
 
     # --- weights ---
 
@@ -320,8 +326,7 @@ class RolloutService:
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
         self._evaluation.host(self._hosted)
-        if isinstance(self._scoring, JudgedScoring):
-            self._scoring.host(self._hosted)
+        self._scoring.policies = self._hosted
         await self._environments.open()
         await self._runner.open()
         await self._scoring.start()
@@ -503,34 +508,10 @@ class RolloutService:
         )
 
 
-def _registration(
-    config: RolloutConfig,
-    name: str,
-    hosts: tuple[str, ...],
-    peer_url: str,
-    labels: Mapping[str, str] | None,
-    *,
-    fingerprints: Fingerprints | None,
-) -> RegisterWorker:
-    return RegisterWorker(
-        name=name,
-        hosts=hosts,
-        engine=config.engine.use if isinstance(config.engine, Use) else config.engine.name,
-        num_slots=config.max_episodes,
-        labels=dict(labels or {}),
-        peer_url=peer_url,
-        fingerprints=fingerprints or Fingerprints(),
-    )
-
-
-async def _try_within(seconds: float, call: Coroutine[Any, Any, None]) -> None:
+async def _try_within(seconds: float, call: Coroutine[Any, Any, object]) -> None:
     """Awaits the call for at most `seconds`. A failure is only logged, because the service leaves anyway."""
     try:
         async with asyncio.timeout(seconds):
             await call
     except (TimeoutError, Error) as err:
         _log.warning("shut down before everything was sent: %s", err or f"no answer within {seconds} s")
-
-
-def _first_leaf(error: Exception) -> Exception:
-    return _first_leaf(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType] - its type parameter is lost

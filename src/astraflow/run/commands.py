@@ -14,13 +14,7 @@ from astraflow import added
 from astraflow.dataflow.audit import audit
 from astraflow.errors import DataError
 from astraflow.recipe.recipe import Recipe
-from astraflow.recipe.resume import (
-    changes_between,
-    has_more_steps,
-    refuse_changes,
-    refuse_fewer_steps,
-    steps_done,
-)
+from astraflow.recipe.resume import Resumption, check_resume
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.ending import interruption
 from astraflow.report.report import load_summary, summary_table, write_report
@@ -42,8 +36,10 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
     """
     folder = RunFolder(Path(os.path.realpath(run_dir)))
     console = Console()
-    if folder.is_finished and _has_nothing_to_do(folder, recipe, run_dir):
-        return _show_finished(folder, recipe, run_dir, console)
+    if folder.is_finished:
+        resumption = check_resume(RunFolder(run_dir), recipe)
+        if not resumption.has_more_steps:
+            return _show_finished(folder, recipe, run_dir, resumption, console)
     terminal = console if console.is_terminal and not is_plain else None
     viewed = ShownRun(
         recipe=recipe,
@@ -75,18 +71,11 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
     return _INTERRUPTED
 
 
-def _has_nothing_to_do(folder: RunFolder, recipe: Recipe, run_dir: Path) -> bool:
-    """Returns whether a finished run has all steps of the recipe. Raises: ConfigError for another recipe."""
-    before = folder.load_recipe()
-    refuse_changes(changes_between(before, recipe), run_dir)
-    done = steps_done(folder.journal)
-    refuse_fewer_steps(recipe, done, run_dir)
-    return not has_more_steps(recipe, before, done)
-
-
-def _show_finished(folder: RunFolder, recipe: Recipe, run_dir: Path, console: Console) -> int:
+def _show_finished(
+    folder: RunFolder, recipe: Recipe, run_dir: Path, resumption: Resumption, console: Console
+) -> int:
     """Prints the results of a finished run, and how to train it longer; returns the exit code."""
-    done = max(steps_done(folder.journal).values(), default=0)
+    done = max(resumption.done.values(), default=0)
     is_stopped = any(policy.train.steps > done for policy in recipe.trained.values())
     more = (
         "raise the recipe's `stop`"
@@ -100,8 +89,8 @@ def _show_finished(folder: RunFolder, recipe: Recipe, run_dir: Path, console: Co
         markup=False,
         soft_wrap=True,
     )
-    if changes := changes_between(folder.load_recipe(), recipe):
-        keys = ", ".join(change.key for change in changes)
+    if resumption.changes:
+        keys = ", ".join(change.key for change in resumption.changes)
         console.print(
             f"changed, but not needed before it trains longer: {keys}", highlight=False, markup=False
         )

@@ -30,7 +30,7 @@ from astraflow.recipe.document import full_mapping
 from astraflow.recipe.eval_config import TrainingReward, TrainingWorkflow
 from astraflow.recipe.model_checks import check_family, check_model, is_to_be_fetched
 from astraflow.recipe.recipe import PolicyConfig, Recipe
-from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
+from astraflow.recipe.resume import check_resume
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import named_uses, scoring_tasks, uses
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
@@ -475,8 +475,7 @@ def _check_run_folder(examined: Examined) -> None:
         )
     folder = RunFolder(run_dir)
     if folder.recipe.is_file():
-        refuse_changes(changes_between(folder.load_recipe(), examined.recipe), run_dir)
-        refuse_fewer_steps(examined.recipe, steps_done(folder.journal), run_dir)
+        check_resume(folder, examined.recipe)
 
 
 # --- the list -------------------------------------------------------------------------------------

@@ -25,7 +25,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
+
+from msgspec.structs import replace
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.service.clock import SteadyClock
@@ -37,15 +39,8 @@ from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import Launcher, ProcessSpec
 from astraflow.recipe.access import needs_tokens
 from astraflow.recipe.recipe import Recipe
-from astraflow.recipe.resume import (
-    changes_between,
-    has_more_steps,
-    redo_notes,
-    refuse_changes,
-    refuse_fewer_steps,
-    steps_done,
-)
-from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.recipe.resume import check_resume, redo_notes
+from astraflow.recipe.run_folder import RunFolder, RunRecord
 from astraflow.report.ending import ABANDONED, reason_of
 from astraflow.report.metrics_log import MetricsLog
 from astraflow.report.report import write_report
@@ -61,6 +56,7 @@ from astraflow.trainer.loop import STEP_S, STOP_S
 from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
 from astraflow.types.alarm import Alarm
 from astraflow.user_input.mistakes import as_written, hint
+from astraflow.user_input.own_code import first_error
 
 __all__ = ["Run", "launch"]
 
@@ -312,23 +308,7 @@ class Run:
             at_s=self._clock(),
             reason="" if state == "running" else self._reason or ABANDONED,
             active=(*self._earlier, (self._begin_s, self._clock())),
-            services=tuple(
-                ServiceRecord(
-                    name=service.name,
-                    pid=service.pid,
-                    port=self._ports.get(service.name, 0),
-                    restarts=service.restarts,
-                    state=service.state,
-                    age_s=service.age_s,
-                    silent_s=service.silent_s,
-                    is_silent=service.is_silent,
-                    trouble=service.trouble,
-                    is_starved=service.is_starved,
-                    exit_code=service.exit_code,
-                    last_line=service.last_line,
-                )
-                for service in services
-            ),
+            services=tuple(replace(each, port=self._ports.get(each.name, 0)) for each in services),
             alarms=self._alarms if state == "running" else (),
             pool=self._pool.text if state == "running" else "",
             module_path=self._module_path,
@@ -542,7 +522,7 @@ async def launch(
                 finally:
                     await run.stop()
         except BaseExceptionGroup as err:
-            raise _first(err) from None
+            raise first_error(err) from None
         finally:
             await asyncio.to_thread(_report, folder, recipe)
 
@@ -555,25 +535,13 @@ def _report(folder: RunFolder, recipe: Recipe) -> None:
         _log.exception("the report on %s could not be made", folder.path)
 
 
-def _first(error: BaseException) -> BaseException:
-    """Returns the first exception in nested groups."""
-    while isinstance(error, BaseExceptionGroup):
-        parts = cast("tuple[BaseException, ...]", error.exceptions)
-        error = parts[0]
-    return error
-
-
 def _prepare(folder: RunFolder, recipe: Recipe, tell: Callable[[str], None]) -> None:
     """Creates the folder, or checks that its run can be resumed with the recipe. Records the changes, and
     tells what will be trained again."""
     folder.create()
     if folder.recipe.is_file():
-        before = folder.load_recipe()
-        changes = changes_between(before, recipe)
-        refuse_changes(changes, folder.path)
-        done = steps_done(folder.journal)
-        refuse_fewer_steps(recipe, done, folder.path)
-        if folder.is_finished and not has_more_steps(recipe, before, done):
+        changes, done, has_more_steps = check_resume(folder, recipe)
+        if folder.is_finished and not has_more_steps:
             raise ConfigError(
                 f"{folder.path} holds a finished run of {max(done.values(), default=0)} steps; raise "
                 f"{as_written('policies.*.train.steps')} or `stop` to train longer, or pass another folder "
@@ -584,4 +552,4 @@ def _prepare(folder: RunFolder, recipe: Recipe, tell: Callable[[str], None]) -> 
         for text in redo_notes(folder, recipe, done):
             tell(text)
     folder.save_recipe(recipe)
-    folder.ask_to_resume()
+    folder.resume.touch()

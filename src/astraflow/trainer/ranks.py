@@ -20,26 +20,24 @@ from torch import Tensor
 __all__ = ["ALONE", "ProcessRanks", "Ranks", "SlicesBatches", "is_lost_contact"]
 
 
-class Ranks(Protocol):
-    """The ranks of a trainer, from the view of one of them."""
+class Ranks:
+    """The ranks of a trainer, from the view of one of them; here, the only one."""
 
-    @property
-    def rank(self) -> int:
-        """The number of this rank, from 0."""
-        ...
-
-    @property
-    def world(self) -> int:
-        """The number of ranks."""
-        ...
+    rank: int = 0
+    """The number of this rank."""
+    world: int = 1
+    """The number of ranks."""
 
     def gather_values(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order. A value is anything that JSON can represent."""
-        ...
+        return [value]
 
     def gather_column(self, column: NDArray[Any]) -> NDArray[Any]:
         """The columns [T] or [T, W] of all ranks, concatenated in rank order. They may differ in length."""
-        ...
+        return column
+
+
+ALONE = Ranks()
 
 
 @runtime_checkable
@@ -52,30 +50,14 @@ class SlicesBatches(Protocol):
         ...
 
 
-class _Alone:
-    """A trainer of one process."""
-
-    rank = 0
-    world = 1
-
-    def gather_values(self, value: Any) -> list[Any]:
-        return [value]
-
-    def gather_column(self, column: NDArray[Any]) -> NDArray[Any]:
-        return column
-
-
-ALONE: Ranks = _Alone()
-
-
 def is_lost_contact(err: BaseException) -> bool:
     """Whether torch raised an error because another rank is gone or too late. Gloo raises exactly
     RuntimeError, not a subclass; NCCL raises a DistError."""
     return type(err) is RuntimeError or isinstance(err, dist.DistError)
 
 
-class ProcessRanks:
-    """The ranks of torch's process group, which must be initialized, or of a subgroup. Implements `Ranks`.
+class ProcessRanks(Ranks):
+    """The ranks of torch's process group, which must be initialized, or of a subgroup.
 
     Example: `ProcessRanks().gather_column(np.array([dist.get_rank()]))` -> `[0, 1]` on both of two ranks.
     """

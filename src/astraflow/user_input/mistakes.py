@@ -86,7 +86,8 @@ def distinct(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     about the number, with the expected word as its `or_word`.
     """
     plain: list[Mapping[str, Any]] = [
-        {**error, "loc": tuple(part for part in error["loc"] if not _is_mark(part))} for error in errors
+        {**error, "loc": tuple(p for p in error["loc"] if not (isinstance(p, str) and _MARK.match(p)))}
+        for error in errors
     ]
     words: dict[Any, str] = {e["loc"]: e["ctx"]["expected"] for e in plain if e["type"] == "literal_error"}
     others = {error["loc"] for error in plain if error["type"] != "literal_error"}
@@ -95,11 +96,6 @@ def distinct(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         for error in plain
         if error["type"] != "literal_error" or error["loc"] not in others
     ]
-
-
-def _is_mark(part: object) -> bool:
-    """Returns whether a part of a location isn't a key, but pydantic's name for the member of a union."""
-    return isinstance(part, str) and _MARK.match(part) is not None
 
 
 def explain_error(

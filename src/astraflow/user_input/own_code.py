@@ -15,7 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-__all__ = ["describe_error", "ending_forks", "error_text", "find_own_line", "own_frames"]
+__all__ = [
+    "describe_error",
+    "ending_forks",
+    "error_text",
+    "find_own_line",
+    "first_error",
+    "is_own",
+    "own_frames",
+]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
@@ -71,7 +79,7 @@ def describe_error(error: BaseException) -> str:
 
     Example: `KeyError: 'score' (my_rewards.py, line 12, in judge: return reply["score"])`.
     """
-    error = _first_of(error)
+    error = first_error(error)
     text = error_text(error)
     name = type(error).__name__
     place = find_own_line(error)
@@ -81,7 +89,7 @@ def describe_error(error: BaseException) -> str:
 def error_text(error: BaseException) -> str:
     """Returns the text of an exception, truncated; empty if it has none. Never raises, whatever `__str__`
     does."""
-    error = _first_of(error)
+    error = first_error(error)
     try:
         # The text of a SyntaxError repeats the file and the line, which `find_own_line` reports.
         text = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -101,13 +109,13 @@ def find_own_line(error: BaseException) -> str:
     If there is none, returns the innermost line in the installed package that was called first. If there is
     none either, returns an empty text.
     """
-    error = _first_of(error)
+    error = first_error(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         place = f"{_short_path(Path(error.filename))}, line {error.lineno or 0}"
         source = _one_line(error.text or "")
         return f"{place}: {source}" if source else place
-    outside = _outside_frames(error)
-    own = [frame for frame in outside if not _package_of(frame.file)]
+    outside = [frame for frame in _frames(error.__traceback__) if _is_outside(frame.file)]
+    own = [frame for frame in outside if is_own(frame.file)]
     if not own and outside:
         # The user's code may be an installed package: the one that was called first.
         own = [frame for frame in outside if _package_of(frame.file) == _package_of(outside[0].file)]
@@ -119,15 +127,11 @@ def own_frames(error: BaseException) -> list[str]:
 
     Calls in installed packages are left out, because these may be libraries that AstraFlow uses.
     """
-    return [str(frame) for frame in _outside_frames(_first_of(error)) if not _package_of(frame.file)]
+    return [str(frame) for frame in _frames(first_error(error).__traceback__) if is_own(frame.file)]
 
 
-def _outside_frames(error: BaseException) -> list[_Frame]:
-    return [frame for frame in _frames(error.__traceback__) if _is_outside(frame.file)]
-
-
-def _first_of(error: BaseException) -> BaseException:
-    """Returns the exception, or the first one of a group: a TaskGroup's group adds no information."""
+def first_error(error: BaseException) -> BaseException:
+    """Returns the exception, or the first one in nested groups: a TaskGroup's group adds no information."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error
@@ -140,6 +144,11 @@ def _frames(trace: TracebackType | None) -> list[_Frame]:
         frames.append(_Frame(Path(code.co_filename), trace.tb_lineno, code.co_name))
         trace = trace.tb_next
     return frames
+
+
+def is_own(file: Path) -> bool:
+    """Returns whether a file belongs neither to an installed package, nor to Python, nor to AstraFlow."""
+    return _is_outside(file) and not _package_of(file)
 
 
 def _is_outside(file: Path) -> bool:

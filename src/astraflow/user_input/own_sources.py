@@ -6,17 +6,13 @@ Imports of installed packages and of the standard library are not followed, beca
 
 import ast
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-__all__ = ["module_file", "own_files"]
+from astraflow.user_input.own_code import is_own
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders into which packages are installed; the second one is Debian's."""
+__all__ = ["module_file", "own_files"]
 
 
 def own_files(module: str) -> list[Path]:
@@ -34,11 +30,11 @@ def own_files(module: str) -> list[Path]:
     waiting = [first]
     while waiting:
         file = waiting.pop(0)
-        if not _is_own(file):
+        if not is_own(file.resolve()):
             continue
         for name in _find_imports(file, modules[file]):
             other = module_file(name)
-            if other is not None and other not in modules and _is_own(other):
+            if other is not None and other not in modules and is_own(other.resolve()):
                 modules[other] = name
                 waiting.append(other)
     return list(modules)
@@ -74,14 +70,6 @@ def _find_spec(name: str, folders: Sequence[str] | None) -> ModuleSpec | None:
         # The finder of a namespace package inside another one needs its parent to be imported.
         pass
     return None
-
-
-def _is_own(file: Path) -> bool:
-    """Returns whether a file belongs neither to an installed package, nor to Python, nor to AstraFlow."""
-    resolved = file.resolve()
-    if _INSTALLED & set(resolved.parts):
-        return False
-    return not resolved.is_relative_to(_LIBRARY) and not resolved.is_relative_to(_PACKAGE)
 
 
 def _find_imports(file: Path, module: str) -> Iterator[str]:

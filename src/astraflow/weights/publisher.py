@@ -64,7 +64,7 @@ class Publisher:
         publisher = Publisher(run / "weights" / "actor", WeightsConfig(), tokens={"secret": "trainer"})
         publisher.public_url = await HttpServer(publisher, host="127.0.0.1", port=0, name="publisher").start()
 
-    `public_url` is the source that manifests name. The publisher owns the folder until `close`.
+    `public_url` is the source that manifests name. The publisher owns the folder until `store.close`.
 
     Raises: ConfigError if another publisher holds the folder.
     """
@@ -79,8 +79,8 @@ class Publisher:
     ) -> None:
         self.public_url = public_url
         self._config = config
-        self._store = ChunkStore(folder, keep=max(config.keep, config.full_every if config.delta else 1))
-        self._limit = UploadLimit(config.max_upload_mb_s * 1e6)
+        self.store = ChunkStore(folder, keep=max(config.keep, config.full_every if config.delta else 1))
+        self.limit = UploadLimit(config.max_upload_mb_s * 1e6)
         self._mirror = Mirror(config.store) if config.store else None
         self._turns: dict[str, asyncio.Lock] = {}
         """One lock per policy: its versions are published and forgotten one at a time."""
@@ -97,32 +97,14 @@ class Publisher:
         """The ASGI entry."""
         await self._app(scope, receive, send)
 
-    @property
-    def incoming(self) -> Path:
-        """Where the trainer leaves the files that it hands over."""
-        return self._store.incoming
-
-    @property
-    def sent_bytes(self) -> int:
-        """Chunk bytes sent since the start."""
-        return self._limit.sent_bytes
-
-    def versions(self) -> dict[str, tuple[int, ...]]:
-        """The versions that are stored here, by policy, oldest first."""
-        return self._store.versions()
-
-    def close(self) -> None:
-        """Releases the folder."""
-        self._store.close()
-
     async def _health(self, request: Request) -> Response:
-        num_chunks, num_bytes = self._store.usage()
-        versions = tuple(ServedVersions(policy=p, versions=v) for p, v in self._store.versions().items())
+        num_chunks, num_bytes = self.store.usage()
+        versions = tuple(ServedVersions(policy=p, versions=v) for p, v in self.store.versions().items())
         health = PublisherHealth(
             versions=versions,
             num_chunks=num_chunks,
             num_bytes=num_bytes,
-            sent_bytes=self.sent_bytes,
+            sent_bytes=self.limit.sent_bytes,
         )
         return item_response(health, request)
 
@@ -131,9 +113,9 @@ class Publisher:
         policy = str(request.path_params["policy"])
         named = str(request.path_params["version"])
         version = parse_version(named)
-        manifest = self._store.manifest(policy, version) if version is not None else None
+        manifest = self.store.manifest(policy, version) if version is not None else None
         if manifest is None:
-            known = self._store.versions().get(policy, ())
+            known = self.store.versions().get(policy, ())
             raise RefusedError(
                 f"{policy[:80]!r} version {named[:80]} is not here; versions: {list(known)}",
                 code="unknown_version",
@@ -145,7 +127,7 @@ class Publisher:
         require_role(request, "worker", "trainer")
         chunk_hash = str(request.path_params["hash"])
         return await chunk_response(
-            request, self._store.path(chunk_hash), self._store.size(chunk_hash), self._limit
+            request, self.store.path(chunk_hash), self.store.size(chunk_hash), self.limit
         )
 
     async def _publish(self, request: Request) -> Response:
@@ -155,9 +137,9 @@ class Publisher:
         if hand_over.version < 0:
             raise WireError(f"{hand_over.policy!r} version {hand_over.version}: versions count from 0")
         async with self._turns.setdefault(hand_over.policy, asyncio.Lock()):
-            known = self._store.manifest(hand_over.policy, hand_over.version)
+            known = self.store.manifest(hand_over.policy, hand_over.version)
             has_other_content = known is not None and not is_same(known, hand_over)
-            newest = max(self._store.versions().get(hand_over.policy, (-1,)))
+            newest = max(self.store.versions().get(hand_over.policy, (-1,)))
             may_replace = hand_over.is_first and hand_over.version == newest
             if known is not None and has_other_content and not may_replace:
                 raise RefusedError(
@@ -168,7 +150,7 @@ class Publisher:
             # The first version of a session may replace one that the session before it never announced. It
             # also replaces an equal delta, because a session begins with a full version.
             if known is None or (hand_over.is_first and (has_other_content or known.kind == "delta")):
-                known = await asyncio.to_thread(take_over, self._store, hand_over, self._config)
+                known = await asyncio.to_thread(take_over, self.store, hand_over, self._config)
             sources = await self._upload(known)
         return item_response(msgspec.structs.replace(known, sources=sources), request)
 
@@ -180,7 +162,7 @@ class Publisher:
         if self._mirror is None:
             return self._sources()
         try:
-            await self._mirror.upload(manifest, self._store)
+            await self._mirror.upload(manifest, self.store)
         except UnavailableError as err:
             if self._config.is_store_only:
                 raise
@@ -192,11 +174,11 @@ class Publisher:
         require_role(request, "trainer")
         forget = await read_item(request, Forget, limit=_MAX_CONTROL_BYTES)
         async with self._turns.setdefault(check_policy_name(forget.policy), asyncio.Lock()):
-            before = self._store.hashes()
-            gone = await asyncio.to_thread(self._store.retain, forget.policy, forget.needed)
+            before = self.store.hashes()
+            gone = await asyncio.to_thread(self.store.retain, forget.policy, forget.needed)
             if self._mirror is not None:
                 try:
-                    await self._mirror.forget(forget.policy, gone, before - self._store.hashes())
+                    await self._mirror.forget(forget.policy, gone, before - self.store.hashes())
                 except OSError as err:
                     _log.warning("%s: old versions stay in the store: %s", forget.policy, err)
         if gone:
@@ -249,4 +231,4 @@ async def run_publisher(
         await stop.wait()
         await server.stop()
     finally:
-        publisher.close()
+        publisher.store.close()

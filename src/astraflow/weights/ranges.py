@@ -129,7 +129,6 @@ class VersionWriter(Protocol):
 
     def end(self) -> None:
         """Called when the version is published, so its tensors are no longer needed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,12 +106,12 @@ class Receiver:
         self._spool = spool
         reputation = Reputation()
         spare_s = 2 * peer_patience_s
-        self._swarm = Swarm(self._peers.state, self._own_url, reputation=reputation, spare_s=spare_s)
+        self.swarm = Swarm(self._peers.state, self._own_url, reputation=reputation, spare_s=spare_s)
         origins = {"http": self._http, "file": FileReader(), "s3": ObjectReader()}
         self._finders = finders or origins
-        self._downloads = Downloads(
+        self.downloads = Downloads(
             readers or {**origins, "peer": self._peers},
-            swarm=self._swarm,
+            swarm=self.swarm,
             reputation=reputation,
             num_parallel=num_parallel,
             range_bytes=range_bytes,
@@ -142,17 +142,6 @@ class Receiver:
             arrived_bytes=sum(part.arrived_bytes() for part in parts),
             received_bytes=self._http.received_bytes + self._peers.received_bytes,
         )
-
-    @property
-    def peer_bytes(self) -> int:
-        """Bytes of versions that have come from peers since the start."""
-        return self._downloads.peer_bytes
-
-    @property
-    def num_bad_peers(self) -> int:
-        """How often a peer was given up for a version since the start, because it sent wrong bytes, did not
-        answer, or was too slow."""
-        return self._swarm.num_bad
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
         """A verified version in host memory, fetched by deltas on the version held here, or in full.
@@ -232,12 +221,12 @@ class Receiver:
         Raises: UnavailableError if none of them answers.
         """
         failure: UnavailableError | WeightsError | None = None
-        for source in self._downloads.rank_origins(manifest.sources):
+        for source in self.downloads.rank_origins(manifest.sources):
             finder = self._finders.get(source.kind)
             if finder is None:
                 continue
             try:
-                answer = await self._downloads.ask(
+                answer = await self.downloads.ask(
                     source, manifest, finder.manifest(source.url, manifest.policy, version)
                 )
             except (UnavailableError, WeightsError) as err:
@@ -296,11 +285,11 @@ class Receiver:
         chunks = [part.chunk for part in transfer.all_parts]
         target = transfer.target
         if self._spool is None:
-            await self._downloads.fetch(transfer.all_parts)
+            await self.downloads.fetch(transfer.all_parts)
             return
         self._spool.expect(target.policy, target.version, chunks)
         try:
-            await self._downloads.fetch(transfer.all_parts)
+            await self.downloads.fetch(transfer.all_parts)
         finally:
             self._spool.give_up(chunks)
 
@@ -380,7 +369,7 @@ class Receiver:
             what = f"delta {manifest.base} -> {manifest.version}"
             if manifest.kind == "full":
                 what = tensors_in(manifest.tensors, start, end)
-            part = self._downloads.part(transfer.target, f"chunk {idx} ({what})", chunk, view[start:end])
+            part = self.downloads.part(transfer.target, f"chunk {idx} ({what})", chunk, view[start:end])
             transfer.parts.append(part)
             start = end
 
@@ -389,7 +378,7 @@ class Receiver:
             return
         for info in transfer.target.files:
             view = memoryview(bytearray(info.chunk.num_bytes))
-            part = self._downloads.part(transfer.target, f"file {info.name!r}", info.chunk, view)
+            part = self.downloads.part(transfer.target, f"file {info.name!r}", info.chunk, view)
             transfer.files.append((info, part))
 
     # --- the model folder ---

@@ -158,23 +158,16 @@ def read_safetensors(path: Path, names: Collection[str] = ()) -> tuple[HostTenso
 
 
 def read_model(folder: Path) -> tuple[HostTensor, ...]:
-    """The tensors of a Hugging Face folder as its version 0 has them, ordered by name.
+    """The tensors of a Hugging Face folder as its version 0 has them, ordered by name: views of the files.
 
-    They are views of the files, unless transformers must convert them from an older layout.
     Raises: DataError unless they are exactly the weights of the folder's config.
     """
     try:
-        names = check_model_folder(folder)
+        names = check_model_folder(folder) or ()
     except DataError as err:
         raise DataError(f"model folder {folder}: {err}") from err
-    if names is None:
-        from astraflow.models.loading import export_tensors, load_causal_lm  # heavy: imports torch
-
-        return tuple(sorted(export_tensors(load_causal_lm(folder)), key=lambda tensor: tensor.name))
-    tensors = {
-        tensor.name: tensor for path in weight_paths(folder) for tensor in read_safetensors(path, names)
-    }
-    return tuple(tensors[name] for name in sorted(names))
+    tensors = [tensor for path in weight_paths(folder) for tensor in read_safetensors(path, names)]
+    return tuple(sorted(tensors, key=lambda tensor: tensor.name))
 
 
 def model_files(folder: Path) -> dict[str, Path]:

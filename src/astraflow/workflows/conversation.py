@@ -21,7 +21,6 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -115,7 +114,6 @@ class Conversation(Protocol):
         The next completion starts a fork: a new trajectory in which everything sampled before is context, and
         is not trained again.
         """
-        ...
 
 
 class Policy(Protocol):
@@ -416,14 +414,19 @@ class Rewards:
 
     def __init__(self) -> None:
         self._num_times: dict[str, int] = {}
-        self._by_turn: dict[int, float] = {}
-        self._by_conversation: dict[Conversation, float] = {}
-        self._by_policy: dict[str, float] = {}
-        self._score: float | None = None
-        self._metrics: list[MetricItem] = []
-        self._streams: list[tuple[Completion, Stream]] = []
-        self._states: dict[int, str] = {}
-        self._left_out: set[Conversation] = set()
+        self.by_turn: dict[int, float] = {}
+        """Rewards of turns, by `Completion.idx`."""
+        self.by_conversation: dict[Conversation, float] = {}
+        self.by_policy: dict[str, float] = {}
+        """The reward that each trajectory of a policy gets, by the policy's name."""
+        self.score: float | None = None
+        """The score that `set_score` set; None if it was not called."""
+        self.metrics: list[MetricItem] = []
+        self.streams: list[tuple[Completion, Stream]] = []
+        self.states: dict[int, str] = {}
+        """States of turns, by `Completion.idx`."""
+        self.left_out: set[Conversation] = set()
+        """Conversations that are not trained."""
 
     def add(self, target: Completion | Conversation, reward: float) -> None:
         """Adds a reward to a turn or to a conversation.
@@ -432,20 +435,20 @@ class Rewards:
         """
         value = _finite(reward, "reward")
         if isinstance(target, Completion):
-            self._by_turn[target.idx] = self._by_turn.get(target.idx, 0.0) + value
+            self.by_turn[target.idx] = self.by_turn.get(target.idx, 0.0) + value
         else:
-            self._by_conversation[target] = self._by_conversation.get(target, 0.0) + value
+            self.by_conversation[target] = self.by_conversation.get(target, 0.0) + value
 
     def add_all(self, policy: str, reward: float) -> None:
         """Adds a reward to every trajectory of a policy, once per trajectory.
 
         Raises: RolloutError if the reward is not finite.
         """
-        self._by_policy[policy] = self._by_policy.get(policy, 0.0) + _finite(reward, "reward")
+        self.by_policy[policy] = self.by_policy.get(policy, 0.0) + _finite(reward, "reward")
 
     def leave_out(self, conversation: Conversation) -> None:
         """Excludes a conversation from training, e.g. because a frozen player of a game held it."""
-        self._left_out.add(conversation)
+        self.left_out.add(conversation)
 
     def set_score(self, score: float) -> None:
         """Sets the episode's score, which evaluation reports.
@@ -454,11 +457,11 @@ class Rewards:
         of the first policy that acted: the mean over its roles of each role's mean over its conversations,
         weighted by the number of tokens sampled in them.
         """
-        self._score = _finite(score, "score")
+        self.score = _finite(score, "score")
 
     def add_metric(self, name: str, value: float, reduction: Reduction = "mean") -> None:
         """Adds a number to report with the episode."""
-        self._metrics.append(MetricItem(name, _finite(value, f"metric {name}"), reduction))
+        self.metrics.append(MetricItem(name, _finite(value, f"metric {name}"), reduction))
 
     def set_state(self, completion: Completion, key: str) -> None:
         """Names the state that the policy was shown before a turn; equal keys mean the same state.
@@ -472,7 +475,7 @@ class Rewards:
             raise RolloutError(
                 f"the state of a turn is {key!r:.80}; expected a string that is not empty", is_retryable=False
             )
-        self._states[completion.idx] = key
+        self.states[completion.idx] = key
 
     def add_time(self, name: str, seconds: float) -> None:
         """Adds the duration of one call, e.g. of a tool. The first 64 of each name in an episode count.
@@ -510,47 +513,7 @@ class Rewards:
             raise RolloutError(
                 f"{what} has {entries[idx]} at token {idx}; expected a finite {dtype}", is_retryable=False
             )
-        self._streams.append((completion, Stream(name=name, dtype=dtype, data=column(stored, dtype))))
-
-    @property
-    def by_turn(self) -> Mapping[int, float]:
-        """Rewards of turns, by `Completion.idx`."""
-        return self._by_turn
-
-    @property
-    def by_conversation(self) -> Mapping[Conversation, float]:
-        """Rewards of conversations."""
-        return self._by_conversation
-
-    @property
-    def by_policy(self) -> Mapping[str, float]:
-        """The reward that each trajectory of a policy gets, by the policy's name."""
-        return self._by_policy
-
-    @property
-    def left_out(self) -> AbstractSet[Conversation]:
-        """Conversations that are not trained."""
-        return self._left_out
-
-    @property
-    def score(self) -> float | None:
-        """The score that `set_score` set; None if it was not called."""
-        return self._score
-
-    @property
-    def metrics(self) -> tuple[MetricItem, ...]:
-        """All metrics, in the order in which they were added."""
-        return tuple(self._metrics)
-
-    @property
-    def states(self) -> Mapping[int, str]:
-        """States of turns, by `Completion.idx`."""
-        return self._states
-
-    @property
-    def streams(self) -> tuple[tuple[Completion, Stream], ...]:
-        """All streams, each with the completion that it belongs to."""
-        return tuple(self._streams)
+        self.streams.append((completion, Stream(name=name, dtype=dtype, data=column(stored, dtype))))
 
 
 Workflow: TypeAlias = Callable[[ScoredTask, Policies], Awaitable[Rewards]]
@@ -563,11 +526,9 @@ class OpenWorkflow(Protocol):
 
     async def open(self) -> None:
         """Called before the first episode. Raises: ConfigError if the episodes can't run on this machine."""
-        ...
 
     async def close(self) -> None:
         """Called after the last episode, even if `open` failed or was not called."""
-        ...
 
 
 def _finite(value: object, what: str) -> float:

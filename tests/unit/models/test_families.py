@@ -36,6 +36,8 @@ MOE: dict[str, Any] = {
         ({"model_type": "new", "layer_types": ["full_attention", "odd"]}, "layers of kind 'odd'"),
         ({"model_type": "new", "layer_types": ["sliding_attention", "chunked_attention"]}, ""),
         ({"model_type": "gptj"}, "computes attention itself"),
+        ({"model_type": "deepseek_v32", "index_topk": 2048}, "attend to chosen keys"),
+        ({"text_config": {"model_type": "glm5_next_text"}}, "Kimi delta attention"),
         ({"model_type": "both", "text_config": {"model_type": "gemma3n_text"}}, "different heads"),
     ],
 )

@@ -1,6 +1,6 @@
 """Sentences about waits: a party that waits for itself, and one that is silent."""
 
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.silence import waits_text
 from astraflow.types import StatusReply, Wait, WaitReason
 from astraflow.types.waits import Party

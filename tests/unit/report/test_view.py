@@ -5,7 +5,7 @@ import io
 
 import msgspec
 
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.overview import RunOverview, eval_line, step_line
 from astraflow.report.view import PlainView
 from astraflow.report.watch.run_snapshot import RunSnapshot

@@ -142,7 +142,7 @@ async def test_the_next_attempt_begins_with_what_the_dataflow_has_and_reports_wh
     dataflow.earlier["1.0.1"] = dataflow.reports[0].parts[0].completions
     progress = await reports.begin(again("1.0.1"))
     assert progress is not None
-    assert progress.has_earlier
+    assert progress.earlier
     say(progress, 3)
     await reports.report()
     assert told(dataflow)[-1] == [("1.0.1", 2, 1)]
@@ -157,7 +157,7 @@ async def test_without_an_answer_an_episode_starts_afresh(is_up: bool) -> None:
     dataflow.knows_progress = False
     progress = await reports.begin(again("1.0.1"))
     assert progress is not None
-    assert not progress.has_earlier
+    assert not progress.earlier
 
 
 async def test_evaluation_and_a_service_that_does_not_resume_keep_nothing() -> None:

@@ -1,7 +1,7 @@
 """What a service tells of weights on their way: bytes, ages, and why the latest try failed."""
 
-from astraflow.rollout.open_calls import OpenCalls
-from astraflow.rollout.weight_arrivals import WeightArrivals
+from astraflow.rollout.policy_host import WeightArrivals
+from astraflow.rollout.scoring import OpenCalls
 from astraflow.weights.arrival import Arrival
 
 

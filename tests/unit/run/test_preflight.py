@@ -56,6 +56,7 @@ def test_a_good_recipe_opens_its_sources(folder: Path) -> None:
 def test_a_template_argument_that_the_template_never_reads_is_refused(folder: Path) -> None:
     template = "{{ messages }}{% if enable_thinking %}<think>{% endif %}"
     (folder / "model" / "chat_template.jinja").write_text(template)
+    (folder / "model" / "tokenizer_config.json").unlink()
     args = {"enable_thinking": False}
     check_recipe(make_recipe(folder, policies={"actor": make_policy(folder, template_args=args)}))
     wrong = make_recipe(folder, policies={"actor": make_policy(folder, template_args={"thinking": False})})

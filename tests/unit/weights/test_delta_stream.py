@@ -196,7 +196,7 @@ async def test_a_new_session_begins_with_a_full_version(tmp_path: Path) -> None:
     async with weight_rig(tmp_path, delta=True) as rig:
         history = make_history(4)
         await publish(rig, history[:2])
-        restarted = PublisherClient(rig.service, rig.publisher.incoming, delta=True)
+        restarted = PublisherClient(rig.service, rig.publisher.store.incoming, delta=True)
         manifest = await restarted.publish("actor", 2, history[2], {})
         assert (manifest.kind, manifest.shortcut) == ("full", None)
         assert (await restarted.publish("actor", 3, history[3], {})).kind == "delta"
@@ -206,7 +206,7 @@ async def test_a_delta_that_a_new_session_publishes_again_becomes_full(tmp_path:
     async with weight_rig(tmp_path, delta=True) as rig:
         history = make_history(3)
         manifests = await publish(rig, history[:2])
-        restarted = PublisherClient(rig.service, rig.publisher.incoming, delta=True)
+        restarted = PublisherClient(rig.service, rig.publisher.store.incoming, delta=True)
         again = await restarted.publish("actor", 1, history[1], {})
         assert (manifests[1].kind, again.kind) == ("delta", "full")
         assert again.digest == manifests[1].digest
@@ -285,7 +285,7 @@ async def test_a_full_version_that_is_due_carries_its_delta_and_leaves_no_files(
         manifests = await publish(rig, history)
         assert [m.kind for m in manifests] == ["full", "delta", "full", "delta", "full"]
         assert [m.shortcut.base for m in manifests if m.shortcut is not None] == [1, 3]
-        assert list((rig.publisher.incoming / "actor").iterdir()) == []
+        assert list((rig.publisher.store.incoming / "actor").iterdir()) == []
         for manifest, weights in zip(manifests, history, strict=True):
             assert_holds(await rig.receiver.fetch(manifest), weights)
 
@@ -303,7 +303,7 @@ async def test_after_a_failed_publication_the_next_is_full_and_right(tmp_path: P
             await rig.publisher(scope, receive, send)
 
         service = ServiceClient(URL, transport=MemoryTransport(route), patience_s=0.1)
-        client = PublisherClient(service, rig.publisher.incoming, delta=True)
+        client = PublisherClient(service, rig.publisher.store.incoming, delta=True)
         with pytest.raises(UnavailableError):
             await client.publish("actor", 2, history[2], {})
         is_up[0] = True
@@ -326,7 +326,7 @@ async def test_a_delta_that_is_torn_or_leads_elsewhere_is_refused_and_leaves_not
         digests = {"base_digest": digest_of(old), "digest": digest_of(new)}
         good = b"".join(encode_delta(old, new, infos, **digests))
         backwards = b"".join(encode_delta(old, new, infos, **{**digests, "base_digest": digests["digest"]}))
-        path = rig.publisher.incoming / "actor" / "1"
+        path = rig.publisher.store.incoming / "actor" / "1"
         hand_over = HandOver(
             policy="actor",
             version=1,

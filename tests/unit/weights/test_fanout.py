@@ -68,7 +68,7 @@ async def spread(folder: Path, count: int, *, peers: bool, num_chunks: int = 64)
     service = ServiceClient(PUBLISHER, transport=MemoryTransport(publisher))
     data = np.random.default_rng(0).integers(0, 256, num_chunks * CHUNK, np.uint8)
     tensors = [HostTensor("w", (data.size // 2,), "bfloat16", data)]
-    manifest = await PublisherClient(service, publisher.incoming).publish("actor", 0, tensors, {})
+    manifest = await PublisherClient(service, publisher.store.incoming).publish("actor", 0, tensors, {})
     receivers: list[Receiver] = []
     links: list[SourceLink] = []
     for idx in range(count):
@@ -86,12 +86,12 @@ async def spread(folder: Path, count: int, *, peers: bool, num_chunks: int = 64)
     for snapshot in await asyncio.gather(*(receiver.fetch(known) for receiver in receivers)):
         assert snapshot.tensors[0].data.tobytes() == data.tobytes()
     seconds = loop.time() - began_s
-    assert sum(receiver.num_bad_peers for receiver in receivers) == 0
+    assert sum(receiver.swarm.num_bad for receiver in receivers) == 0
     for receiver in receivers:
         await receiver.close()
-    copies = publisher.sent_bytes / data.nbytes
+    copies = publisher.limit.sent_bytes / data.nbytes
     await service.close()
-    publisher.close()
+    publisher.store.close()
     return seconds, copies
 
 

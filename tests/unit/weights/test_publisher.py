@@ -50,7 +50,7 @@ async def test_a_version_is_cut_hashed_and_announced(tmp_path: Path) -> None:
         assert {f.name for f in manifest.files} == {"config.json", "merges.txt"}
         assert manifest.sources == (SourceLink(kind="http", url=URL),)
         assert await rig.service.call("GET", "/v1/manifests/actor/0", Manifest) == manifest
-        assert list((rig.publisher.incoming / "actor").iterdir()) == []
+        assert list((rig.publisher.store.incoming / "actor").iterdir()) == []
 
 
 async def test_the_config_of_version_0_names_the_dtype_of_its_tensors(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ async def test_publishing_the_same_again_answers_the_same(tmp_path: Path) -> Non
 
 async def test_an_answer_that_was_lost_is_given_again_without_the_file(tmp_path: Path) -> None:
     async with weight_rig(tmp_path) as rig:
-        hand_over = make_hand_over(rig.publisher.incoming)
+        hand_over = make_hand_over(rig.publisher.store.incoming)
         first = await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
-        (rig.publisher.incoming / "actor" / "0.raw").unlink()
+        (rig.publisher.store.incoming / "actor" / "0.raw").unlink()
         assert await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over) == first
 
 
@@ -103,7 +103,7 @@ async def test_a_sessions_first_version_replaces_one_that_a_dead_trainer_never_a
     async with weight_rig(tmp_path) as rig:
         await rig.client.publish("actor", 0, make_weights(), rig.model_files())
         orphan = await rig.client.publish("actor", 1, make_weights(seed=1), {})
-        restarted = PublisherClient(rig.service, rig.publisher.incoming)
+        restarted = PublisherClient(rig.service, rig.publisher.store.incoming)
         first = await restarted.publish("actor", 1, make_weights(seed=2), rig.model_files())
         assert first.digest != orphan.digest
         assert await rig.service.call("GET", "/v1/manifests/actor/1", Manifest) == first
@@ -113,7 +113,7 @@ async def test_a_sessions_first_version_replaces_one_that_a_dead_trainer_never_a
         with pytest.raises(RefusedError, match="version 1 is published with other content"):
             await rig.client.publish("actor", 1, make_weights(seed=3), {})
         second = await restarted.publish("actor", 2, make_weights(seed=3), {})
-        late = PublisherClient(rig.service, rig.publisher.incoming)
+        late = PublisherClient(rig.service, rig.publisher.store.incoming)
         with pytest.raises(RefusedError, match="version 1 is published with other content"):
             await late.publish("actor", 1, make_weights(seed=4), {})  # its successor has gone on
         assert await rig.service.call("GET", "/v1/manifests/actor/2", Manifest) == second
@@ -124,17 +124,17 @@ async def test_a_sessions_first_version_replaces_one_that_a_dead_trainer_never_a
 )
 async def test_a_path_outside_incoming_is_refused(tmp_path: Path, path: str) -> None:
     async with weight_rig(tmp_path) as rig:
-        hand_over = make_hand_over(rig.publisher.incoming, path=path)
-        outside = rig.publisher.incoming.parent / "outside"
-        outside.write_bytes((rig.publisher.incoming / "actor" / "0.raw").read_bytes())
-        (rig.publisher.incoming / "actor" / "link").symlink_to(outside)
+        hand_over = make_hand_over(rig.publisher.store.incoming, path=path)
+        outside = rig.publisher.store.incoming.parent / "outside"
+        outside.write_bytes((rig.publisher.store.incoming / "actor" / "0.raw").read_bytes())
+        (rig.publisher.store.incoming / "actor" / "link").symlink_to(outside)
         with pytest.raises(WireError, match="is not a file inside"):
             await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
 
 
 async def test_bytes_that_do_not_fit_the_table_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     async with weight_rig(tmp_path) as rig:
-        good = make_hand_over(rig.publisher.incoming)
+        good = make_hand_over(rig.publisher.store.incoming)
         reshaped = (msgspec.structs.replace(good.tensors[0], shape=(2, 2)), *good.tensors[1:])
         wrong_file = FileInfo(name="config.json", chunk=Chunk(hash="0" * 32, num_bytes=2))
         script = FileInfo(name="modeling.py", chunk=good.files[0].chunk)
@@ -156,8 +156,8 @@ async def test_bytes_that_do_not_fit_the_table_are_refused_and_leave_nothing(tmp
 
 async def test_a_disk_that_refuses_is_unavailable_and_leaves_nothing(tmp_path: Path) -> None:
     async with weight_rig(tmp_path) as rig:
-        hand_over = make_hand_over(rig.publisher.incoming)
-        chunks = rig.publisher.incoming.parent / "chunks"
+        hand_over = make_hand_over(rig.publisher.store.incoming)
+        chunks = rig.publisher.store.incoming.parent / "chunks"
         chunks.rmdir()
         with pytest.raises(UnavailableError, match="publisher cannot store 'actor' version 0"):
             await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
@@ -176,9 +176,9 @@ async def test_a_missing_model_file_is_the_callers_mistake(tmp_path: Path) -> No
 
 async def test_what_a_killed_trainer_left_behind_goes_with_the_next_version(tmp_path: Path) -> None:
     async with weight_rig(tmp_path) as rig:
-        make_hand_over(rig.publisher.incoming)
+        make_hand_over(rig.publisher.store.incoming)
         await rig.client.publish("actor", 0, make_weights(), {})
-        assert list((rig.publisher.incoming / "actor").iterdir()) == []
+        assert list((rig.publisher.store.incoming / "actor").iterdir()) == []
 
 
 async def test_forgotten_versions_go(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ async def test_roles_may_only_what_they_need(tmp_path: Path) -> None:
         name: ServiceClient(URL, token=name, transport=MemoryTransport(publisher))
         for name in ("t", "w", "v", "")
     }
-    hand_over = make_hand_over(publisher.incoming)
+    hand_over = make_hand_over(publisher.store.incoming)
     for name in ("w", "v", ""):
         with pytest.raises(RefusedError) as refusal:
             await clients[name].call("POST", "/v1/publish", Manifest, body=hand_over)
@@ -241,7 +241,7 @@ async def test_roles_may_only_what_they_need(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="role 'viewer' is not allowed"):
         await clients["v"].fetch(path, start=0, end=4)
     await clients[""].call("GET", "/v1/health", PublisherHealth)
-    publisher.close()
+    publisher.store.close()
 
 
 async def test_a_restarted_publisher_serves_what_it_had(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ async def published(folder: Path, world: int, history: Sequence[Sequence[HostTen
     """The manifests of versions that so many ranks wrote. The publisher hashes what it gets in full."""
     async with weight_rig(folder, delta=True, full_every=3, chunk_bytes=1 << 22) as rig:
         ranks = RanksInTurn(world)
-        client = PublisherClient(rig.service, rig.publisher.incoming, delta=True, ranges=ranks)
+        client = PublisherClient(rig.service, rig.publisher.store.incoming, delta=True, ranges=ranks)
         manifests = []
         for version, tensors in enumerate(history):
             ranks.whole = tensors
@@ -84,7 +84,7 @@ async def published(folder: Path, world: int, history: Sequence[Sequence[HostTen
             own = parts_of(tensors, 0, world)
             manifests.append(await client.publish("actor", version, own, files))
         assert ranks.num_ended == len(history)
-        assert not list((rig.publisher.incoming / "actor").iterdir())
+        assert not list((rig.publisher.store.incoming / "actor").iterdir())
         return manifests
 
 

@@ -272,12 +272,12 @@ async def _publishing(folder: Path, token: str) -> AsyncGenerator[tuple[Publishe
     try:
         publisher.public_url = await server.start()
         client = ServiceClient(publisher.public_url, token=own)
-        yield PublisherClient(client, publisher.incoming), damage, publisher.public_url
+        yield PublisherClient(client, publisher.store.incoming), damage, publisher.public_url
     finally:
         if client is not None:
             await client.close()
         await server.stop()
-        publisher.close()
+        publisher.store.close()
 
 
 # --- trainer --------------------------------------------------------------------------------------

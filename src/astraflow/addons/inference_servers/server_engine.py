@@ -48,6 +48,8 @@ __all__ = ["PolicyServer", "ServerEngine", "SleepingServerEngine"]
 
 _log = logging.getLogger(__name__)
 
+_EMBEDDING = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
+"""Names of an input embedding."""
 _HEADS = ("lm_head.weight", "embed_out.weight")
 """Names of an output head that is a separate tensor."""
 
@@ -571,8 +573,10 @@ def _vocab_size(snapshot: WeightSnapshot) -> int:
     path = snapshot.model_dir / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError) as err:
+        # Folders of the hub omit defaults of their family, so the embedding may be all that tells.
+        rows = [tensor.shape[0] for tensor in snapshot.tensors if tensor.name.endswith(_EMBEDDING)]
+        return int(config.get("vocab_size") or config["text_config"].get("vocab_size") or rows[0])
+    except (OSError, ValueError, LookupError, TypeError) as err:
         raise DataError(f"{path} names no vocab_size: {type(err).__name__}: {err}") from err
 
 

@@ -17,7 +17,7 @@ from astraflow.addons.megatron.passes import SplitModel
 from astraflow.addons.megatron.trained import TrainedPolicy
 from astraflow.errors import ConfigError, DataError, WeightsError
 from astraflow.models.export import begin_export
-from astraflow.models.loading import DTYPES
+from astraflow.models.loading import DTYPES, file_tensors
 from astraflow.protocols import ModelRole, TrainedRole, Write
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.memory_need import check_memory
@@ -25,13 +25,7 @@ from astraflow.trainer.ranks import Ranks
 from astraflow.trainer.torch.memory import free_bytes
 from astraflow.trainer.torch.side_models import check_same_tokens, frozen_folders
 from astraflow.trainer.torch.torch_backend import ModelVerbs
-from astraflow.trainer.torch.torch_files import (
-    TrainerState,
-    check_frozen,
-    file_tensors,
-    load_state,
-    save_state,
-)
+from astraflow.trainer.torch.torch_files import TrainerState, check_frozen, load_state, save_state
 from astraflow.types import SampleRules
 from astraflow.types.host_tensors import HostTensor
 from astraflow.types.token_columns import EXPERTS_STREAM

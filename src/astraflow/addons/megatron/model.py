@@ -20,7 +20,8 @@ from astraflow.addons.megatron.config import MegatronBackendConfig
 from astraflow.addons.megatron.groups import ModelGroups
 from astraflow.addons.megatron.library import megatron
 from astraflow.addons.megatron.shape import ModelShape
-from astraflow.models.loading import DTYPES, empty_causal_lm, file_views
+from astraflow.models.file_layout import file_views
+from astraflow.models.loading import DTYPES, empty_causal_lm
 from astraflow.trainer.torch.packed_rows import LayoutTensors, attend
 
 __all__ = ["PackedPass", "Stage", "build_stage"]

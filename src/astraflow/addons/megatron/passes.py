@@ -27,14 +27,13 @@ from astraflow.addons.megatron.model import PackedPass, build_stage
 from astraflow.addons.megatron.vocab_head import vocab_parallel_logprobs
 from astraflow.addons.megatron.weights import MegatronWeights
 from astraflow.errors import DataError
-from astraflow.models.loading import host_view
+from astraflow.models.loading import file_tensors, host_view
 from astraflow.models.model_folder import check_model_folder
 from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import EntropyUse, Objective
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.packing import cut_microbatches, make_layout
 from astraflow.trainer.torch.packed_rows import LayoutTensors, all_values, layout_tensors, own_part
-from astraflow.trainer.torch.torch_files import file_tensors
 from astraflow.trainer.torch.varlen import find_varlen
 from astraflow.types.token_columns import Columns
 

@@ -32,7 +32,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.models.chat_template import write_template_defaults
 from astraflow.protocols import Learner, StepResult
 from astraflow.recipe.recipe import Recipe
-from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
+from astraflow.recipe.resume import check_resume
 from astraflow.recipe.run_folder import RunFolder, write_atomic
 from astraflow.report.metrics_log import MetricsLog
 from astraflow.report.view import FINISHED_S, ShownRun, make_pages
@@ -139,8 +139,7 @@ def _own_folder(recipe: Recipe, run_dir: Path) -> RunFolder:
     if folder.record.exists():
         raise ConfigError(f"{run_dir} belongs to a whole run; choose another --run-dir")
     if folder.recipe.exists():
-        refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
-        refuse_fewer_steps(recipe, steps_done(folder.journal), run_dir)
+        check_resume(folder, recipe)
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.save_recipe(recipe)
     return folder

@@ -10,9 +10,9 @@ from astraflow.recipe.run_plan import eval_rules, policy_info
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Evaluation
-from astraflow.rollout.judging import JudgedScoring, make_scoring
 from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.runner import EpisodeRunner
+from astraflow.rollout.scoring import ScoringPool
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
 from astraflow.workflows.factory import make_workflow
@@ -61,12 +61,11 @@ async def open_runner(
 
     Evaluation leases run with the settings of their evaluation set.
     """
-    scoring = make_scoring(recipe.tasks.without_curators, num_workers=num_scorers)
+    scoring = ScoringPool(recipe.tasks.without_curators, num_workers=num_scorers)
     environments = Environments(recipe.tasks.environments)
     evaluation = Evaluation(eval_rules(recipe), num_workers=num_scorers)
     evaluation.host(hosted)
-    if isinstance(scoring, JudgedScoring):
-        scoring.host(hosted)
+    scoring.policies = hosted
     async with AsyncExitStack() as closing:  # if one of them fails, the others are still closed
         for part in (scoring, evaluation, environments):
             closing.push_async_callback(part.close)

@@ -22,14 +22,15 @@ from astraflow.recipe.run_plan import eval_rules, fingerprints, run_info, run_pl
 from astraflow.rollout.engines.factory import engine_maker
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Evaluation
-from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.renderer import policy_renderer
+from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
 from astraflow.run.preflight import OpenSources
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
 from astraflow.types import Fingerprints, Publication, RunInfo
+from astraflow.user_input.own_code import first_error
 from astraflow.weights.snapshot import read_model
 from astraflow.workflows.factory import make_workflow
 
@@ -79,7 +80,7 @@ async def run_in_process(
                 trainer = _make_trainer(recipe, name, learner, link, versions, folder)
                 group.create_task(run_trainer(trainer, stop), name=f"trainer {name}")
     except ExceptionGroup as failures:
-        raise _first_leaf(failures) from failures
+        raise first_error(failures) from failures
     finally:
         await client.close()
         await service.stop()
@@ -103,7 +104,7 @@ def _make_rollout(
         name="in-process",
         policies=info.policies,
         workflow=make_workflow(recipe.workflow),
-        scoring=make_scoring(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers),
+        scoring=ScoringPool(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers),
         environments=Environments(recipe.tasks.environments),
         weights=versions,
         config=recipe.rollout,
@@ -131,7 +132,3 @@ def _make_trainer(  # noqa: PLR0917 - the parts of a trainer, each from elsewher
     )
     checkpoints = CheckpointStore(folder / "checkpoints" / name, policy=name, keep=config.keep_checkpoints)
     return Trainer(plan, learner=learner, link=link, publisher=versions, checkpoints=checkpoints)
-
-
-def _first_leaf(error: Exception) -> Exception:
-    return _first_leaf(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType] - its type parameter is lost

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from astraflow.addons.view.answer import RunAnswer, answer_of_overview
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.overview import MAX_ALARMS, RunOverview, duration_text, eta_text, speed_text
 from astraflow.report.silence import full_policies, silent_parts, silent_trainer, subject, waits_text
 from astraflow.report.terminal_text import printable

@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from astraflow.addons.view.answer import RunAnswer, answer_of_overview, answer_of_summary
 from astraflow.dataflow.client import STATUS_S, DataflowClient
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.processes.process_state import state_of
-from astraflow.processes.service_state import ServiceState
-from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.recipe.run_folder import RunFolder, RunRecord
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.ending import known_end
 from astraflow.report.overview import RATE_STEPS, RunOverview
 from astraflow.report.report import load_summary
@@ -33,7 +35,7 @@ from astraflow.types import EvalRecord, Item, ProgressTotals, StatusReply, StepR
 from astraflow.types.alarm import Alarm
 from astraflow.user_input.user_files import read_token
 
-__all__ = ["Recent", "RunStatus", "recent_of", "run_status", "service_states"]
+__all__ = ["Recent", "RunStatus", "recent_of", "run_status"]
 
 _PATIENCE_S = 1.0
 """A dataflow that is just starting refuses connections for a moment."""
@@ -95,7 +97,7 @@ class RunStatus(Item, frozen=True, kw_only=True):
     evaluation that the dataflow reports."""
     alarms: tuple[Alarm, ...] = ()
     """What is wrong, why, and what to do."""
-    services: tuple[ServiceRecord, ...] = ()
+    services: tuple[ServiceState, ...] = ()
     """The processes that the launcher started, as it last saw them; empty if the run was given by its URL."""
     pool: str = ""
     """For a pool that sizes itself, its number of rollout services and the reason of the last change; empty
@@ -130,7 +132,7 @@ class RunStatus(Item, frozen=True, kw_only=True):
             self.where,
             began_s,
             status=self.dataflow,
-            services=service_states(self.services, 0.0),
+            services=self.services,
             alarms=self.alarms,
         )
         for evaluation in self.evals:
@@ -210,7 +212,7 @@ async def _status_of_running(
         alarms=_alarms(record, folder, reply, recent, failure),
         services=record.services,
         pool=record.pool,
-        waits=waits_text(reply, service_states(record.services, 0.0)) if reply else (),
+        waits=waits_text(reply, record.services) if reply else (),
         dataflow=reply,
         steps=recent.steps,
         evals=recent.evals,
@@ -269,7 +271,7 @@ def _alarms(
     snapshot = RunSnapshot(
         now_s=reply.now_s if reply else now_s,
         status=reply,
-        services=service_states(record.services, old_s),
+        services=_aged(record.services, old_s),
         steps=recent.by_policy,
         unanswered_s=max(_DEADLINE_S, old_s) if failure else 0.0,
         unanswered_reason=failure,
@@ -279,19 +281,13 @@ def _alarms(
     return alarms_now(snapshot, record.alarms if not is_old else ())
 
 
-def service_states(services: Sequence[ServiceRecord], old_s: float) -> tuple[ServiceState, ...]:
+def _aged(services: Sequence[ServiceState], old_s: float) -> tuple[ServiceState, ...]:
     """Returns the processes as the launcher saw them `old_s` seconds ago."""
     return tuple(
-        ServiceState(
-            name=service.name,
-            state=service.state or "running",  # pyright: ignore[reportArgumentType] # written from such a state
-            pid=service.pid,
-            restarts=service.restarts,
+        msgspec.structs.replace(
+            service,
             age_s=service.age_s + old_s,
             silent_s=None if service.silent_s is None else service.silent_s + old_s,
-            is_silent=service.is_silent,
-            trouble=service.trouble,
-            is_starved=service.is_starved,
         )
         for service in services
     )

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from astraflow.addons.view.answer import answer_of_summary
 from astraflow.addons.view.screen import answer_text, render, services_text
-from astraflow.addons.view.status import RunStatus, run_status, service_states
+from astraflow.addons.view.status import RunStatus, run_status
 from astraflow.errors import UnavailableError
 from astraflow.report.report import summary_table
 from astraflow.report.terminal_text import printable
@@ -68,7 +68,7 @@ def state_text(status: RunStatus) -> RenderableType:
         reason = ", but its dataflow does not answer"
     parts.append(Text(printable(f"{status.where} is {status.state}{reason}", keeps_lines=True)))
     if status.summary is None:
-        parts.append(services_text(service_states(status.services, 0.0)))
+        parts.append(services_text(status.services))
     else:
         parts += [answer_text(answer_of_summary(status.summary)), summary_table(status.summary)]
         if status.state != "finished":

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from astraflow.processes.process_state import STOPPED
-from astraflow.processes.service_state import trouble_text
+from astraflow.recipe.service_state import trouble_text
 from astraflow.report.watch.rule import Finding, Rule
 from astraflow.report.watch.run_snapshot import Disk, LauncherState, RunSnapshot
 from astraflow.types import WorkerStatus

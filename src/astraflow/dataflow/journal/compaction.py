@@ -19,7 +19,6 @@ delete data that nobody reads any more.
 
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,7 +28,14 @@ import msgspec
 import xxhash
 
 from astraflow.dataflow.core.commands import EvalFinished, PayloadRef, StepCommitted
-from astraflow.dataflow.journal.journal_db import Compacted, FateRow, SqlRow, make_insert, row_sum
+from astraflow.dataflow.journal.journal_db import (
+    Compacted,
+    FateRow,
+    SqlRow,
+    make_insert,
+    row_sum,
+    transaction,
+)
 from astraflow.dataflow.journal.ledger import AuditedGroup, AuditState, Ledger, ReplayedGroups
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import events_of
@@ -131,7 +137,7 @@ class Compaction:
             yield from self._write_audit_state(ledger)
             self._switch(ledger)
             yield
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("DELETE FROM audit_state WHERE at_seq <> ?", (ledger.state.seq,))
         yield
         yield from self._drop_segments(self._first_needed(ledger))
@@ -143,7 +149,7 @@ class Compaction:
             parts.append(part)
             yield
         if parts:
-            with self._transaction():
+            with transaction(self._db):
                 row = (self._input.seq, b"".join(parts))
                 self._db.execute(*make_insert("snapshots", row, replaces=True))
                 self._db.execute("DELETE FROM snapshots WHERE seq < ?", (self._input.seq,))
@@ -191,7 +197,7 @@ class Compaction:
     def _write_rows(self, ledger: Ledger, closed: list[tuple[int, AuditedGroup]]) -> Iterator[None]:
         """Stores the fates of closed groups, and where their trained trajectories are."""
         for chunk in _chunks(closed):
-            with self._transaction():
+            with transaction(self._db):
                 for idx, group in chunk:
                     for policy in group.drawn:
                         row = group.fate_row(policy, idx)
@@ -210,14 +216,14 @@ class Compaction:
     def _write_audit_state(self, ledger: Ledger) -> Iterator[None]:
         """Writes the audit state of the snapshot's record next to the one in force."""
         ledger.state.drawn_below = max([ledger.state.drawn_below, *(idx + 1 for idx in ledger.groups)])
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("DELETE FROM audit_state WHERE at_seq = ?", (ledger.state.seq,))
         parts = (
             msgspec.msgpack.encode(part)
             for part in (ledger.state, *(dict(chunk) for chunk in _chunks(list(ledger.groups.items()))))
         )
         for number, part in enumerate(parts):
-            with self._transaction():
+            with transaction(self._db):
                 self._db.execute(*make_insert("audit_state", (ledger.state.seq, number, _seal(part))))
             yield
 
@@ -227,7 +233,7 @@ class Compaction:
         compacted = Compacted(
             seq=state.seq, at_s=self._newest_s, chain=state.chain, segment=self._input.segment
         )
-        with self._transaction():
+        with transaction(self._db):
             for sql, values in self._rows:
                 self._db.execute(sql, values)
             self._set_meta("compacted", msgspec.json.encode(compacted).decode())
@@ -256,7 +262,7 @@ class Compaction:
         query = f"SELECT rowid, {columns} FROM samples WHERE segment < ? AND data IS NULL"
         for chunk in _chunks(self._db.execute(query, (first,)).fetchall()):
             messages = self._segments.read_all([PayloadRef(*row[-3:]) for row in chunk])
-            with self._transaction():
+            with transaction(self._db):
                 rows = [
                     (bytes(data), row_sum("samples", (*row[1:], bytes(data))), row[0])
                     for row, data in zip(chunk, messages, strict=True)
@@ -266,7 +272,7 @@ class Compaction:
         # Synced, unlike other rows: after a power loss, the database must not refer to deleted files.
         self._db.execute("PRAGMA synchronous=FULL")
         try:
-            with self._transaction():
+            with transaction(self._db):
                 self._db.execute("DELETE FROM payloads WHERE segment < ?", (first,))
                 self._set_meta("first_segment", str(first))
         finally:
@@ -276,16 +282,6 @@ class Compaction:
 
     def _set_meta(self, key: str, value: str) -> None:
         self._db.execute(*make_insert("meta", (key, value), replaces=True))
-
-    @contextmanager
-    def _transaction(self) -> Generator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        finally:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
 
 
 def _close_step(name: str, step: int, ledger: Ledger) -> None:

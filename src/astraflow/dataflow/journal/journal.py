@@ -61,7 +61,7 @@ from astraflow.dataflow.journal.records import (
     encode_plan,
     encode_records,
 )
-from astraflow.dataflow.journal.segments import SEGMENT_BYTES, PendingWrite, SegmentStore
+from astraflow.dataflow.journal.segments import PLAN, RECORDS, SEGMENT_BYTES, PendingWrite, SegmentStore
 from astraflow.dataflow.journal.table_writer import RETRY_S, InsertRows, TableWriter
 from astraflow.errors import Error, JournalError
 from astraflow.types import BusySpan
@@ -122,7 +122,7 @@ class _Pending:
     def log_records(self, segments: SegmentStore) -> None:
         """Adds the new records to the writes, after the payloads to which they refer."""
         if new := self.records[self.num_logged :]:
-            segments.append_records(encode_records(new))
+            segments.add(RECORDS, encode_records(new))
             self.num_logged = len(self.records)
         self.writes += segments.take()
 
@@ -304,7 +304,7 @@ class Journal:
         if blob != self._plan:
             self._plan = blob
             entry = PlanEntry(self.run_id, self._seq, time.time(), blob)
-            self._segments.append_plan(encode_plan(entry))
+            self._segments.add(PLAN, encode_plan(entry))
             self._pending.writes += self._segments.take()
             self._start_flush()
 

@@ -10,6 +10,8 @@ SQLite does not notice a flipped bit in a row. Every row therefore has a checksu
 """
 
 import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -38,6 +40,7 @@ __all__ = [
     "make_tables",
     "open_database",
     "row_sum",
+    "transaction",
 ]
 
 DATABASE = "journal.sqlite"
@@ -228,13 +231,24 @@ def _is_new(database: sqlite3.Connection, path: Path) -> bool:
     return False
 
 
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Generator[None]:
+    """Runs the block in a transaction. If it raises, nothing is written."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    finally:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+
+
 def make_tables(database: sqlite3.Connection) -> None:
     """Creates all tables in one transaction. Raises: sqlite3.Error."""
-    database.execute("BEGIN IMMEDIATE")
-    for statement in SCHEMA_SQL.split(";"):  # `executescript` would end the transaction
-        database.execute(statement)
     compacted = msgspec.json.encode(Compacted()).decode()
     first = {"run_id": uuid4().hex, "written": "0 0", "compacted": compacted, "first_segment": "0"}
-    for key, value in (*first.items(), ("schema", str(JOURNAL_SCHEMA))):
-        database.execute(*make_insert("meta", (key, value)))
-    database.execute("COMMIT")
+    with transaction(database):
+        for statement in SCHEMA_SQL.split(";"):  # `executescript` would end the transaction
+            database.execute(statement)
+        for key, value in (*first.items(), ("schema", str(JOURNAL_SCHEMA))):
+            database.execute(*make_insert("meta", (key, value)))

@@ -41,7 +41,6 @@ from astraflow.dataflow.core.commands import (
     TasksPushed,
     VersionPublished,
 )
-from astraflow.dataflow.journal.failure_kinds import FailureKind, count_failure
 from astraflow.dataflow.journal.journal_db import FateRow
 from astraflow.dataflow.journal.records import (
     Record,
@@ -59,12 +58,19 @@ __all__ = [
     "AuditedPolicy",
     "ClosedFates",
     "Contribution",
+    "FailureKind",
     "Ledger",
     "ReplayedGroups",
     "TakenBatch",
+    "count_failure",
 ]
 
 _ENCODER = msgspec.msgpack.Encoder()
+_MAX_KINDS = 30
+"""Kinds of failures that are counted; all further ones are counted as one, so the state stays bounded."""
+_MAX_MESSAGE_CHARS = 300
+"""Characters of a message that are kept."""
+_OTHERS = "failures of other kinds"
 
 
 # --- the audit state ------------------------------------------------------------------------------
@@ -189,6 +195,15 @@ class AuditedPolicy(msgspec.Struct):
     """One entry per closed step that replayed groups."""
     first_segments: dict[int, int] = {}
     """Closed step whose payloads may be kept -> the first segment with one of them."""
+
+
+class FailureKind(msgspec.Struct):
+    """The failed attempts with one class of error and one line of code that raised it."""
+
+    num: int = 0
+    """Number of attempts that failed in this way."""
+    example: str = ""
+    """Error class and message of the first of them."""
 
 
 class AuditState(msgspec.Struct):
@@ -555,3 +570,12 @@ def _numbers(steps: tuple[int, ...]) -> list[int]:
 def _group_of(lease_id: str) -> int:
     """The id of the group or evaluation round to which a lease belongs."""
     return int(lease_id.partition(".")[0].lstrip("e"))
+
+
+def count_failure(kinds: dict[str, FailureKind], failure: Failure) -> None:
+    """Counts a failed attempt."""
+    key = f"{failure.error_class} {failure.place}"
+    example = f"{failure.error_class}: {failure.message}" if failure.message else failure.error_class
+    if key not in kinds and len(kinds) >= _MAX_KINDS:
+        key = example = _OTHERS
+    kinds.setdefault(key, FailureKind(example=example[:_MAX_MESSAGE_CHARS])).num += 1

@@ -206,16 +206,8 @@ class SegmentStore:
 
     def append(self, payload: bytes) -> PayloadRef:
         """Assigns a payload its position. It is on disk once the result of the next `take` is written."""
-        offset = self._add(PAYLOAD, payload)
+        offset = self.add(PAYLOAD, payload)
         return PayloadRef(self._segment, offset, len(payload))
-
-    def append_records(self, data: bytes) -> None:
-        """Adds records to the log, after the payloads to which they refer."""
-        self._add(RECORDS, data)
-
-    def append_plan(self, data: bytes) -> None:
-        """Adds a plan to the log."""
-        self._add(PLAN, data)
 
     def take(self) -> list[PendingWrite]:
         """Returns what was appended since the last call, in order."""
@@ -251,8 +243,11 @@ class SegmentStore:
             self._file = -1
             self._file_segment = -1
 
-    def _add(self, kind: int, data: bytes) -> int:
-        """Appends an entry. Returns the offset of its bytes."""
+    def add(self, kind: int, data: bytes) -> int:
+        """Appends an entry: a payload, records (after the payloads to which they refer), or a plan.
+
+        Returns the offset of its bytes.
+        """
         size = ENTRY_HEAD.size + len(data)
         if self._offset + size > self._segment_bytes and self._offset > SEGMENT_HEADER.size:
             self._segment += 1

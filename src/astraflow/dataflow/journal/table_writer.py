@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
-from astraflow.dataflow.journal.journal_db import TableRows, insert_rows
+from astraflow.dataflow.journal.journal_db import TableRows, insert_rows, transaction
 
 __all__ = ["RETRY_S", "InsertRows", "TableWriter"]
 
@@ -129,11 +129,6 @@ class TableWriter:
         self._on_broken()
 
     def _transact(self, rows: TableRows) -> None:
-        """One transaction, in the thread. Raises: whatever `insert` raises; nothing is written then."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        """Inserts the rows, in the thread. Raises: whatever `insert` raises."""
+        with transaction(self._db):
             self._insert(self._db, rows)
-            self._db.execute("COMMIT")
-        finally:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")

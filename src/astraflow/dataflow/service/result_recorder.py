@@ -1,14 +1,17 @@
 """Records the results of episodes: checks them, stores their payloads, and passes them to the core.
 
 An invalid result is recorded as a failed attempt with its reason. So its lease is reissued, and the episode
-is not lost silently.
+is not lost silently. The messages of some episodes are stored too, so that people can read how the policies
+change.
 """
 
 import asyncio
 from collections.abc import Mapping
 from functools import partial
 
-from astraflow.dataflow.core.commands import Decision, EpisodeFacts, RecordResult
+import msgspec
+
+from astraflow.dataflow.core.commands import Decision, EpisodeFacts, LeaseView, PayloadRef, RecordResult
 from astraflow.dataflow.journal.journal_db import TranscriptRow
 from astraflow.dataflow.service.ingest import (
     PolicyLimits,
@@ -19,12 +22,16 @@ from astraflow.dataflow.service.ingest import (
 from astraflow.dataflow.service.partial_episodes import episode_of
 from astraflow.dataflow.service.results import DecodedResults
 from astraflow.dataflow.service.routes_shared import ServedRun
-from astraflow.dataflow.service.transcripts import TranscriptKeeper
 from astraflow.errors import Error, RefusedError, WireError
-from astraflow.types import Episode, EpisodeReceipt, EpisodeResult, Failure, SampleRules, lease_kind
+from astraflow.types import Episode, EpisodeReceipt, EpisodeResult, Failure, Message, SampleRules, lease_kind
 from astraflow.types.bounds import MAX_ERROR_CHARS
 
 __all__ = ["ResultRecorder"]
+
+_EVERY_GROUP = 50
+"""The episodes of every 50th training group are stored, and all episodes of evaluations."""
+_NOWHERE = PayloadRef(0, 0, 0)
+"""Placeholder in a row until its messages are stored."""
 
 
 class ResultRecorder:
@@ -34,7 +41,6 @@ class ResultRecorder:
         self._run = run
         self._dispatcher = run.dispatcher
         self._core = run.dispatcher.core
-        self._keeper = TranscriptKeeper(run.dispatcher.core, run.dispatcher.journal, run.lookup)
         self._vocab_sizes: dict[str, int] = {}
 
     async def check(self, worker_id: str, decoded: DecodedResults) -> dict[int, WireError]:
@@ -63,7 +69,7 @@ class ResultRecorder:
         ]
         # Looked up before the commands are applied, because a group that they complete is removed together
         # with its pushed task.
-        rows = [self._keeper.row_of(result) for result in results]
+        rows = [self._row_of(result) for result in results]
         decisions = self._dispatcher.apply_all(commands)
         return tuple(
             self._receipt(result, decision, problem=wrong.get(idx), row=rows[idx])
@@ -88,7 +94,7 @@ class ResultRecorder:
         if problem is not None:
             return _make_refusal(result, problem)
         if receipt.status == "accepted" and row is not None and isinstance(result.outcome, Episode):
-            self._keeper.keep(row, result.outcome.messages)
+            self._keep(row, result.outcome.messages)
         return receipt
 
     def _end_progress(self, result: EpisodeResult, *, is_new: bool) -> None:
@@ -116,6 +122,38 @@ class ResultRecorder:
         return facts_of(
             result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
         )
+
+    def _row_of(self, result: EpisodeResult) -> TranscriptRow | None:
+        """The row of a result whose messages are to be stored, still without their place; None for others.
+
+        The lease must still be live, so call this before the result is recorded.
+        """
+        episode = result.outcome
+        if isinstance(episode, Failure) or not episode.messages:
+            return None
+        # Most results are skipped without a look-up.
+        group_id = result.lease_id.partition(".")[0]
+        is_eval = lease_kind(result.lease_id) == "eval"
+        if not is_eval and not (group_id.isdecimal() and int(group_id) % _EVERY_GROUP == 0):
+            return None
+        lease = self._core.lease(result.lease_id)
+        if lease is None:
+            return None
+        policy, version = _find_maker(lease, episode)
+        return TranscriptRow(
+            kind=lease.kind,
+            group_id=lease.group_id,
+            task_id=self._run.lookup.task(lease).id,
+            policy=policy,
+            version=version,
+            score=episode.score,
+            ref=_NOWHERE,
+        )
+
+    def _keep(self, row: TranscriptRow, messages: tuple[Message, ...]) -> None:
+        """Stores the messages of an accepted result, with the row that `_row_of` returned."""
+        ref = self._dispatcher.journal.store(msgspec.msgpack.encode(messages))
+        self._dispatcher.journal.note_transcript(msgspec.structs.replace(row, ref=ref))
 
     def limits(self) -> dict[str, PolicyLimits]:
         """The current limits of trajectories, by policy."""
@@ -148,3 +186,13 @@ def _has_media(result: EpisodeResult) -> bool:
 
 def _make_refusal(result: EpisodeResult, problem: Error) -> EpisodeReceipt:
     return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem)[:MAX_ERROR_CHARS])
+
+
+def _find_maker(lease: LeaseView, episode: Episode) -> tuple[str, int]:
+    """Policy and version behind an episode: the first pinned one, or the oldest of its first trajectory."""
+    if lease.pinned:
+        return lease.pinned[0].policy, lease.pinned[0].versions[0]
+    if not episode.trajectories:
+        return "", -1
+    first = episode.trajectories[0]
+    return first.policy, min((span.version for span in first.versions), default=-1)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -89,10 +88,6 @@ class ServedRun:
     def trained_names(self) -> tuple[str, ...]:
         """Names of the trained policies."""
         return tuple(policy.name for policy in self.run_info.policies if policy.is_trained)
-
-    def current_run_info(self) -> RunInfo:
-        """The run's description with its present state."""
-        return msgspec.structs.replace(self.run_info, state=self.dispatcher.core.state)
 
     def sender(self, secret_id: str) -> str:
         """The handle of the service that got this id; empty if it is not registered, or no longer."""

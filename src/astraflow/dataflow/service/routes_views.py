@@ -46,7 +46,7 @@ class ViewRoutes:
     async def run(self, request: Request) -> Response:
         """`GET /v1/run`."""
         await self._wait_for_durable_end()
-        return item_response(self._run.current_run_info(), request)
+        return item_response(msgspec.structs.replace(self._run.run_info, state=self._core.state), request)
 
     async def health(self, request: Request) -> Response:
         """`GET /v1/health`."""

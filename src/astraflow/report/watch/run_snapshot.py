@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from astraflow.processes.process_state import ProcessState
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.types import PolicyStatus, StatusReply, StepRecord, Wait, WorkerStatus
 from astraflow.types.waits import POOL, Party
 

@@ -395,8 +395,11 @@ def _can_replace_attention(model: Any) -> bool:
     """Whether the model looks up its attention in transformers' registry, and every layer attends to all
     earlier tokens."""
     # Optional attributes of third-party classes: if one is absent, so is the feature.
-    layer_types = cast("list[str]", getattr(model.config, "layer_types", None) or [])
-    return getattr(model, "_supports_attention_backend", False) and not set(layer_types) - {"full_attention"}
+    config = model.config.get_text_config()
+    layer_types = cast("list[str]", getattr(config, "layer_types", None) or [])
+    is_sparse = getattr(config, "index_topk", None) is not None
+    is_full = not is_sparse and not set(layer_types) - {"full_attention"}
+    return getattr(model, "_supports_attention_backend", False) and is_full
 
 
 def _offer_attention(*, is_compiled: bool) -> None:

@@ -19,15 +19,8 @@ from transformers import PreTrainedModel
 from astraflow.errors import ConfigError, DataError, WeightsError
 from astraflow.models.adapters import adapted_names, merge_adapters, merge_weight, peft_names
 from astraflow.models.export import begin_export, part_of
-from astraflow.models.loading import (
-    DTYPES,
-    DtypeName,
-    file_names,
-    format_names,
-    host_tensor,
-    host_view,
-    torch_tensor,
-)
+from astraflow.models.file_layout import file_names
+from astraflow.models.loading import DTYPES, DtypeName, format_names, host_tensor, host_view, torch_tensor
 from astraflow.trainer.backend_config import LoraConfig
 from astraflow.trainer.torch.lora_experts import FusedWeight, adapt_experts, fused_weights
 from astraflow.trainer.torch.parallel.sharding import ModelWeights

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from astraflow.models.loading import FileView, file_views
+from astraflow.models.file_layout import FileView, file_views
 
 __all__ = ["FusedWeight", "adapt_experts", "fused_weights"]
 

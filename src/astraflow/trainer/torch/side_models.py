@@ -19,9 +19,10 @@ from torch import nn
 
 from astraflow.errors import ConfigError
 from astraflow.losses.config import ValueModelConfig
+from astraflow.models.file_layout import file_views
 from astraflow.models.hub import model_path
 from astraflow.models.images import image_rules
-from astraflow.models.loading import DTYPES, file_views, host_view
+from astraflow.models.loading import DTYPES, host_view
 from astraflow.protocols import ModelRole
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import ShardConfig, TrainConfig
@@ -62,7 +63,7 @@ class FrozenModel(ScoringModel):
         model.requires_grad_(False)
         self.vocab_size = vocab_size_of(model)
         self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source)
+        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source, has_rest=False)
         forward = TrainerForward(
             model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(self.folder)
         )
@@ -167,7 +168,7 @@ class Critic(TrainedModel):
         if source is not None:
             shapes = {view.name: view.shape for view in file_views(model)}
             source = {name: own for name, own in source.items() if shapes.get(name) == tuple(own.shape)}
-        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source)
+        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source, has_rest=False)
         super().__init__(forward, config, weights=weights, predicts_values=True)
 
 

@@ -13,7 +13,7 @@ Reading executes no code: `torch.load` is restricted to weights. No rank or host
 `meta`, it is sharded, and each rank reads its part from files. Rank 0 copies all weights, to save them.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from astraflow.errors import DataError, WeightsError
-from astraflow.models.loading import empty_causal_lm, load_causal_lm, torch_tensor
+from astraflow.models.file_layout import adopt_layout, rest_of
+from astraflow.models.loading import empty_causal_lm, file_tensors, load_causal_lm
 from astraflow.models.model_folder import check_model_folder
 from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import Write
 from astraflow.trainer.torch.lora import Lora
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.trained_model import TrainedModel
-from astraflow.weights.snapshot import read_safetensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +38,6 @@ __all__ = [
     "TrainerState",
     "check_frozen",
     "copy_model",
-    "file_tensors",
     "load_model",
     "load_state",
     "open_model",
@@ -127,17 +126,9 @@ def load_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) 
     model.load_optimizer(folder, _prefix(name))
 
 
-def file_tensors(paths: Iterable[Path], names: Collection[str] = ()) -> dict[str, Tensor]:
-    """The tensors of safetensors files by name, or those named: views of the files, which take no memory.
-
-    Raises: DataError if a file is broken.
-    """
-    return {tensor.name: torch_tensor(tensor) for path in paths for tensor in read_safetensors(path, names)}
-
-
 def open_model(folder: str | Path, grid: RankGrid) -> "tuple[PreTrainedModel, dict[str, Tensor] | None]":
     """A folder's model in float32, and the tensors with which `ModelWeights.split` must fill it; None if it
-    is complete already, as for folders with other names.
+    is complete already.
 
     Raises: DataError unless the folder's files are exactly the model's weights.
     """
@@ -149,9 +140,10 @@ def open_model(folder: str | Path, grid: RankGrid) -> "tuple[PreTrainedModel, di
         names = check_model_folder(path)
     except DataError as err:
         raise DataError(f"model folder {path}: {err}") from err
-    if names is None:
-        return load_causal_lm(folder, device=grid.device), None
-    return empty_causal_lm(path, device="meta"), file_tensors(weight_paths(path), names)
+    model = empty_causal_lm(path, device="meta")
+    source = file_tensors(weight_paths(path), names or ())
+    adopt_layout(model, source)
+    return model, {name: tensor for name, tensor in source.items() if name not in rest_of(model)}
 
 
 def _prefix(name: str) -> str:

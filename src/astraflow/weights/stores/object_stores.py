@@ -29,11 +29,9 @@ class FileStore(Protocol):
 
     async def put(self, name: str, content: Path | bytes) -> None:
         """Stores a file, which appears only when it is complete."""
-        ...
 
     async def delete(self, name: str) -> None:
         """Removes a file; does nothing if it does not exist."""
-        ...
 
 
 class FolderStore:

@@ -81,7 +81,7 @@ def test_a_chunk_that_went_meanwhile_is_an_error(folder: Path) -> None:
 async def test_deltas_are_applied_to_the_full_version_before_them(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, WeightsConfig(keep=8, delta=True))
     service = ServiceClient("http://publisher", transport=MemoryTransport(publisher))
-    client = PublisherClient(service, publisher.incoming, delta=True)
+    client = PublisherClient(service, publisher.store.incoming, delta=True)
     weights = make_weights()
     contents: dict[int, list[bytes]] = {}
     for version in range(3):
@@ -93,7 +93,7 @@ async def test_deltas_are_applied_to_the_full_version_before_them(tmp_path: Path
     for version, expected in contents.items():
         assert [t.data.tobytes() for t in stored.read(version).tensors] == expected
     await service.close()
-    publisher.close()
+    publisher.store.close()
 
 
 async def test_versions_published_as_deltas_are_read_from_the_publishers_folder(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, RolloutError
-from astraflow.rollout.judging import JudgedScoring, make_scoring
+from astraflow.rollout.scoring import ScoringPool
 from astraflow.service.server import HttpServer
 from astraflow.tasks.config import TasksConfig
 from astraflow.types import GenerateRequest, Generation, Task
@@ -26,10 +26,9 @@ def tasks(reward: dict[str, Any], **fields: Any) -> TasksConfig:
     return parse_config({"sources": sources, "reward": reward, **fields}, TasksConfig)
 
 
-def scoring(engine: ScriptedEngine, reward: dict[str, Any], **fields: Any) -> JudgedScoring:
-    made = make_scoring(tasks(reward, **fields))
-    assert isinstance(made, JudgedScoring)
-    made.host({"judge": make_hosted("judge", engine)})
+def scoring(engine: ScriptedEngine, reward: dict[str, Any], **fields: Any) -> ScoringPool:
+    made = ScoringPool(tasks(reward, **fields))
+    made.policies = {"judge": make_hosted("judge", engine)}
     return made
 
 
@@ -99,8 +98,7 @@ async def test_a_judge_at_an_endpoint_answers_with_the_key_and_the_model_of_its_
     server = HttpServer(Starlette(routes=routes), host="127.0.0.1", port=0, name="endpoint")
     url = f"{await server.start()}/v1"
     reward = {**JUDGE, "policy": "", "url": url, "model": "large", "key_variable": "JUDGE_KEY"}
-    scores = make_scoring(tasks({**reward, "max_tokens": 7}))
-    assert isinstance(scores, JudgedScoring)
+    scores = ScoringPool(tasks({**reward, "max_tokens": 7}))
     with pytest.raises(ConfigError, match="key_variable = 'JUDGE_KEY' is not set"):
         await scores.start()
     monkeypatch.setenv("JUDGE_KEY", "secret")
@@ -185,9 +183,8 @@ async def test_a_text_without_the_part_that_is_judged_is_not_shown_to_the_judge(
 
 
 async def test_a_judge_that_is_not_served_fails_the_episode() -> None:
-    made = make_scoring(tasks({**JUDGE, "policy": "other"}))
-    assert isinstance(made, JudgedScoring)
-    made.host({})
+    made = ScoringPool(tasks({**JUDGE, "policy": "other"}))
+    made.policies = {}
     with pytest.raises(RolloutError, match=r"policy 'other', is not served .*\(none is\)") as failure:
         await made.score(TASK, "5")
     assert not failure.value.is_retryable

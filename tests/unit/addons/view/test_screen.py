@@ -9,7 +9,7 @@ from rich.console import Console
 
 from astraflow.addons.view.answer import answer_of_overview
 from astraflow.addons.view.screen import LiveView, episodes_text, numbers_text, render
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.overview import RunOverview, step_line
 from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.report.watch.watchdog import alarms_now

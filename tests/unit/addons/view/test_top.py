@@ -8,7 +8,8 @@ from rich.console import Console
 from astraflow.addons.view.status import RunStatus
 from astraflow.addons.view.top import show_top, state_text
 from astraflow.errors import DataError
-from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.recipe.run_folder import RunFolder, RunRecord
+from astraflow.recipe.service_state import ServiceState
 from astraflow.types.alarm import Alarm
 from drivers.shown_runs import make_status, make_step
 
@@ -26,7 +27,7 @@ def test_a_running_run_has_the_screen_of_its_launcher() -> None:
         name="demo",
         state="running",
         elapsed_s=42.0,
-        services=(ServiceRecord(name="rollout-0", pid=7, state="running"),),
+        services=(ServiceState(name="rollout-0", pid=7, state="running"),),
         alarms=(Alarm(rule="disk_low", subject="disk", since_s=0.0, evidence="the disk is nearly full"),),
         dataflow=make_status(),
         steps=(make_step(0),),
@@ -72,7 +73,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_dataflow_does_not_answer_has_its_processes() -> None:
-    services = (ServiceRecord(name="rollout-0", pid=7, state="running", age_s=3.0),)
+    services = (ServiceState(name="rollout-0", pid=7, state="running", age_s=3.0),)
     status = RunStatus(where="runs/a", name="a", state="running", services=services)
     text = text_of(state_text(status))
     assert "runs/a is running, but its dataflow does not answer" in text

@@ -5,9 +5,10 @@ from typing import Literal
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from astraflow.addons.watch.rules import RULES
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.watch.run_snapshot import Disk, LauncherState, RunSnapshot, StepMemory
 from astraflow.types import (
     FateCounts,
@@ -101,8 +102,8 @@ def test_a_process_that_crashes_again_and_again_is_named_with_its_last_words() -
     )
     text = only(make_snapshot(services=(state,)), "crashing_process")
     assert "restarted 2 times; it last ended with code 1: ValueError: no" in text
-    assert found_in(make_snapshot(services=(dataclasses.replace(state, restarts=1),))) == {}
-    well = dataclasses.replace(state, state="running", age_s=31.0, silent_s=0.1)
+    assert found_in(make_snapshot(services=(replace(state, restarts=1),))) == {}
+    well = replace(state, state="running", age_s=31.0, silent_s=0.1)
     assert found_in(make_snapshot(services=(well,))) == {}
 
 
@@ -294,7 +295,7 @@ def test_a_trainer_whose_process_is_stopped_is_not_also_overdue(
     wait = make_wait(20.0, WaitReason(kind=kind, policy="actor"), who=POOL, whom=TRAINER)
     stopped = ServiceState(process, state="running", silent_s=9.0, is_silent=True, trouble="it is stopped")
     only(make_snapshot(waits=(wait,), services=(stopped,)), "stopped_process")
-    other = dataclasses.replace(stopped, name="trainer-verifier")
+    other = replace(stopped, name="trainer-verifier")
     assert set(found_in(make_snapshot(waits=(wait,), services=(other,)))) == {
         "stopped_process",
         "overdue_trainer",
@@ -448,7 +449,7 @@ def test_process_alarms_name_their_subject_and_say_since_when() -> None:
     assert dated(make_snapshot(services=(quiet,))) == ("rollout-0", 9.0)
     unknown = ServiceState("rollout-0", state="running", silent_s=None, trouble="it is stopped")
     assert dated(make_snapshot(services=(unknown,))) == ("rollout-0", 0.0)
-    starved = dataclasses.replace(quiet, is_starved=True)
+    starved = replace(quiet, is_starved=True)
     assert dated(make_snapshot(services=(starved,))) == ("rollout-0", 9.0)
     silent = make_wait(9.0, SILENT, who=RUN, whom=W0)
     pool = (make_worker("w0", unheard_s=9.0), make_worker("w1"))

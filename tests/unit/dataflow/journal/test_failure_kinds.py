@@ -1,6 +1,6 @@
 """Failed attempts are counted by the class of their error and the line of code that raised it."""
 
-from astraflow.dataflow.journal.failure_kinds import FailureKind, count_failure
+from astraflow.dataflow.journal.ledger import FailureKind, count_failure
 from astraflow.types import Failure
 
 

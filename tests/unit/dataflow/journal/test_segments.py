@@ -24,7 +24,7 @@ def test_payloads_are_read_together_in_any_order(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path, segment_bytes=100_000)
     payloads = [bytes([idx]) * (idx * 1500) for idx in range(30)]
     refs = [store.append(payload) for payload in payloads]
-    store.append_records(b"between")
+    store.add(RECORDS, b"between")
     store.write(store.take())
     order = [7, 3, 29, 0, 3, 11]
     assert [bytes(data) for data in store.read_all([refs[idx] for idx in order])] == [
@@ -44,10 +44,10 @@ def logged(folder: Path, first: int = 0) -> list[bytes]:
 def test_records_are_found_from_a_segment_on(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path, segment_bytes=120)
     assert logged(tmp_path) == []
-    store.append_records(b"one")
+    store.add(RECORDS, b"one")
     store.append(b"payload" * 5)
-    store.append_records(b"two" * 20)
-    store.append_records(b"three")
+    store.add(RECORDS, b"two" * 20)
+    store.add(RECORDS, b"three")
     store.write(store.take())
     assert logged(tmp_path) == [b"one", b"two" * 20, b"three"]
     assert logged(tmp_path, 1) == [b"two" * 20, b"three"]
@@ -59,9 +59,9 @@ def test_records_are_found_from_a_segment_on(tmp_path: Path) -> None:
 
 def test_damaged_records_are_not_passed_over(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path)
-    store.append_records(encode_records([Record(1, 0.0, b"", b"", b"")]))
-    store.append_records(encode_records([Record(2, 0.0, b"", b"", b"")]))
-    store.append_records(encode_records([Record(3, 0.0, b"", b"", b"")]))
+    store.add(RECORDS, encode_records([Record(1, 0.0, b"", b"", b"")]))
+    store.add(RECORDS, encode_records([Record(2, 0.0, b"", b"", b"")]))
+    store.add(RECORDS, encode_records([Record(3, 0.0, b"", b"", b"")]))
     store.write(store.take())
     path = tmp_path / "00000000.seg"
     data = bytearray(path.read_bytes())

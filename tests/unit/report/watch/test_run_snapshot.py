@@ -1,10 +1,9 @@
 """What rules read from a snapshot of a run."""
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.watch.run_snapshot import StepMemory, newest_values
 from drivers.run_snapshots import NOW_S, make_policy_status, make_snapshot, make_steps, make_wait, make_worker
 
@@ -59,7 +58,7 @@ def test_a_process_is_in_trouble_if_it_is_silent_or_has_just_restarted(
     changes: dict[str, object], is_in_trouble: bool
 ) -> None:
     usual = ServiceState("rollout-0", state="running", age_s=100.0)
-    snapshot = make_snapshot(services=(dataclasses.replace(usual, **changes),))  # type: ignore[arg-type]
+    snapshot = make_snapshot(services=(replace(usual, **changes),))
     assert snapshot.is_in_trouble("rollout-0", "trainer-actor") is is_in_trouble
     assert not snapshot.is_in_trouble("trainer-actor")
 

@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from astraflow.processes.service_state import ServiceState
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.report.watch.watchdog import Watchdog, alarms_now, cleared_text
 from astraflow.types import WeightTransfer

@@ -10,7 +10,7 @@ import xxhash
 from safetensors.torch import load_file, save_file
 
 from astraflow.errors import DataError
-from astraflow.models.loading import export_tensors, load_causal_lm
+from astraflow.models.loading import export_tensors, file_tensors, load_causal_lm
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE
@@ -18,7 +18,7 @@ from astraflow.trainer.torch.forward import ForwardEntryPoint
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
 from astraflow.trainer.torch.side_models import Critic, FrozenModel
-from astraflow.trainer.torch.torch_files import file_tensors, open_model
+from astraflow.trainer.torch.torch_files import open_model
 from drivers.rank_runs import make_experts
 from drivers.trainer_builders import VOCAB_SIZE, make_samples, make_tiny_model
 
@@ -44,16 +44,6 @@ def test_a_model_without_memory_is_filled_to_the_same_weights(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     ids = torch.tensor([[2, 3, 4]])
     assert torch.allclose(model(input_ids=ids).logits, load_causal_lm(tmp_path)(input_ids=ids).logits)
-
-
-def test_a_folder_with_other_names_is_loaded_whole(tmp_path: Path) -> None:
-    make_tiny_model().save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
-    save_file(tensors, file, metadata={"format": "pt"})
-    model, source = open_model(tmp_path, ON_DEVICE)
-    assert source is None
-    del model
 
 
 @pytest.mark.parametrize("make", [make_tiny_model, make_experts])

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from astraflow.models.loading import FileView, check_tensors, file_views
+from astraflow.errors import WeightsError
+from astraflow.models.file_layout import FileView, file_views, rest_of
+from astraflow.models.loading import check_tensors
 from astraflow.trainer.torch.layers import layers_of
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.tensor_parallel import LayerCuts, cut_layers
@@ -79,13 +81,15 @@ class ModelWeights:
         *,
         dtype: torch.dtype = torch.float32,
         source: Mapping[str, Tensor] | None = None,
+        has_rest: bool = True,
     ) -> None:
         """`dtype`: in which layers compute, and are gathered. `source`: what `split` fills a model on `meta`
-        with."""
+        with. `has_rest`: whether the rest of the folder is gathered with the weights; it never changes."""
         self._model = model
         self.grid = grid
         self._dtype = dtype
         self._source = source
+        self._rest = rest_of(model) if has_rest else {}
         self._cuts = LayerCuts({})
         self._views: dict[str, list[FileView]] = {}
         for view in file_views(model):
@@ -165,15 +169,23 @@ class ModelWeights:
                 weight = self._join(weight, dim)
             for view in chosen:
                 yield view.name, view.cut(weight)
+        yield from ((name, tensor) for name, tensor in self._rest.items() if keep(name))
 
     @torch.no_grad()
     def install(self, tensors: Mapping[str, Tensor], keep: Callable[[str], bool] = lambda name: True) -> None:
         """Overwrites the weights whose folder name `keep` accepts.
 
-        Raises: WeightsError if the tensors are not exactly these weights; the model is then unchanged.
+        Raises: WeightsError if the tensors are not exactly these weights, or differ from the rest of the
+        folder; the model is then unchanged.
         """
-        known = {view.name: view.shape for views in self._views.values() for view in views if keep(view.name)}
+        known = {name: shape for name, shape in self.shapes if keep(name)}
         check_tensors(tensors, known)
+        for name in known.keys() & self._rest.keys():
+            if not torch.equal(tensors[name], self._rest[name]):
+                raise WeightsError(
+                    f"tensor {name} is not trained, but it differs from the one in the model folder; restore "
+                    "that folder, or begin a new run"
+                )
         for own, views in self._views.items():
             if not any(view.name in known for view in views):
                 continue
@@ -199,8 +211,9 @@ class ModelWeights:
 
     @property
     def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Name and shape of each weight in the folder, in the order of `gather`."""
-        return tuple((view.name, view.shape) for views in self._views.values() for view in views)
+        """Name and shape of each tensor in the folder, in the order of `gather`."""
+        own = [(view.name, view.shape) for views in self._views.values() for view in views]
+        return (*own, *((name, tuple(tensor.shape)) for name, tensor in self._rest.items()))
 
     @property
     def held_bytes(self) -> int:

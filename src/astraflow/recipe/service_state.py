@@ -1,9 +1,9 @@
-"""The state of one process of a run, as its supervisor sees it and as reports show it."""
+"""The state of one process of a run, as its supervisor sees it, `run.json` stores it, and reports show it."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from astraflow.protocols import MACHINE_LOST
+from astraflow.types import Item
 
 __all__ = ["TROUBLE_AFTER_S", "ServiceState", "trouble_text"]
 
@@ -11,13 +11,14 @@ TROUBLE_AFTER_S = 8.0
 """A process is reported once it has been stopped, or has hung, for this long."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceState:
+class ServiceState(Item, frozen=True):
     """The state of one process."""
 
     name: str
     state: Literal["waiting", "running", "restarting", "ended", "stopped", "failed"] = "waiting"
     pid: int = 0
+    port: int = 0
+    """The port at which it listens; 0 if it doesn't, or outside `run.json`."""
     restarts: int = 0
     """Number of restarts since the launcher started."""
     exit_code: int = 0
