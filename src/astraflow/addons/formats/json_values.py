@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from astraflow.types.model_text import past_separators
@@ -162,61 +162,44 @@ def as_argument(text: str, schema: str, key: str, is_text: str | None = None) ->
     `is_text`: "true" or "false" if the model says whether it is a text. Without a type in the schema, JSON
     that isn't a string in quotes is a value, and everything else is a text.
     """
-    kinds: set[str] = set()
-    if is_text is None:
-        kinds = _kinds_of(key, schema)
-    elif is_text == "true":
-        kinds = {"string"}
-    if kinds == {"string"}:
-        return text
-    value = _value_of(text)
-    if isinstance(value, str):
-        # A quoted text is unwrapped only where the model says that it is JSON, or it must not be a text.
-        return value if is_text == "false" else text
-    fits = any(isinstance(value, _KINDS.get(kind, ())) for kind in kinds)
-    if isinstance(value, bool) and kinds and "boolean" not in kinds:
-        fits = False  # in Python, it is an integer too
-    return text if not fits and "string" in kinds else value
+    kinds = {"string"} if is_text == "true" else set(_kinds_of(key, schema)) if is_text is None else {"any"}
+    value = text if kinds == {"string"} else _value_of(text)
+    if isinstance(value, str) and "any" not in kinds:
+        return text  # the quotes are part of it
+    fits = any(type(value) in _KINDS.get(kind, ()) for kind in kinds)
+    return text if "string" in kinds and not fits else value
 
 
 def _value_of(text: str) -> object:
     """The value that a text is in JSON, or in Python for `True`, `False`, and `None`; else the text."""
     word = text.strip()
+    word = {"True": "true", "False": "false", "None": "null"}.get(word, word)
     try:
-        value, end = load_json(word if word not in {"True", "False"} else word.lower())
+        value, end = load_json(word)
     except ValueError:
-        return None if word == "None" else text
+        return text
     return value if end == len(word) else text
 
 
-def _kinds_of(key: str, schema: str) -> set[str]:
-    """The JSON types that a schema allows for an argument; empty if it says none."""
+def _kinds_of(key: str, schema: str) -> Iterator[str]:
+    """The JSON types that a schema allows for an argument; none if it says none."""
     try:
-        root: object = json.loads(schema or "{}")
-    except (ValueError, RecursionError):
-        return set()
-    properties = _get(root, "properties")
-    return _kinds_in(_get(properties, key), root, 8)
+        arguments: Any = json.loads(schema or "{}")
+        yield from _kinds_in(arguments["properties"][key])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return
 
 
-def _kinds_in(schema: object, root: object, depth: int) -> set[str]:
-    """The types in a schema and in its alternatives, followed to `depth`."""
-    if not isinstance(schema, dict) or not depth:
-        return set()
-    own = cast("dict[str, object]", schema)
-    named = own.get("type", ())
-    kinds = {named} if isinstance(named, str) else {str(each) for each in _items(named)}
-    if not kinds and (values := [*_items(own.get("enum")), *([own["const"]] if "const" in own else ())]):
-        kinds = {kind for kind, types in _KINDS.items() for each in values if type(each) in types}
-    for name in ("anyOf", "oneOf", "allOf"):
-        for each in _items(own.get(name)):
-            kinds |= _kinds_in(each, root, depth - 1)
-    return kinds
-
-
-def _get(value: object, key: str) -> object:
-    return cast("dict[str, object]", value).get(key) if isinstance(value, dict) else None
-
-
-def _items(value: object) -> Sequence[object]:
-    return cast("list[object]", value) if isinstance(value, list) else ()
+def _kinds_in(schema: Any) -> Iterator[str]:
+    match schema:
+        case {"type": str(kind)}:
+            yield kind
+        case {"type": [*kinds]}:
+            yield from kinds
+        case {"enum": [*values]}:
+            yield from [kind for kind, types in _KINDS.items() for each in values if type(each) in types]
+        case {"anyOf": [*parts]} | {"oneOf": [*parts]} | {"allOf": [*parts]}:
+            for part in parts:
+                yield from _kinds_in(part)
+        case _:
+            return

@@ -5,7 +5,7 @@ left out, and `problems` says so.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -134,8 +134,6 @@ def episode_view(
             sequences = sequences_of(database, stored, texts, (row, trajectory), messages)
         elif messages and not in_group:
             sequences = (sequence_of_messages(row, messages),)
-    if num_unread := metrics.get("unread_calls"):
-        problems.append(_unread_words(num_unread, messages))
     tokens = None
     if trajectory is not None:
         tokens = _tokens(trajectory, texts, _spans(database, folder, row), max_tokens)
@@ -146,7 +144,7 @@ def episode_view(
         messages=tuple([MessageView(role=m.role, name=m.name, content=_clean(m.content)) for m in messages]),
         metrics=metrics,
         failure=_clean(failure),
-        problems=tuple(problems),
+        problems=(*problems, *_unread_words(metrics, messages)),
         sequences=sequences,
         reward_said=reward_words(row, turn_rewards, metrics),
         versions_said=version_words(trajectory) if trajectory is not None else "",
@@ -154,14 +152,14 @@ def episode_view(
     )
 
 
-def _unread_words(num: float, messages: Sequence[Message]) -> str:
-    """Says how many calls were not read, with the text of the first that has tags."""
+def _unread_words(metrics: Mapping[str, float], messages: Sequence[Message]) -> list[str]:
+    """Says how many calls were not read, with the text of the first that has tags; empty if all were."""
+    num = metrics.get("unread_calls", 0.0)
     said = [message.content for message in messages if message.role == "assistant"]
     text = next((each for each in said if any(mark in each for mark in CALL_OPENINGS)), (said or [""])[-1])
     begin = min((text.find(mark) for mark in CALL_OPENINGS if mark in text), default=0)
-    return (
-        f"{num:g} answers look like a tool call that was not read: {_clean(text[begin : begin + _MAX_CALL])}"
-    )
+    shown = _clean(text[begin : begin + _MAX_CALL])
+    return [f"{num:g} answers look like a tool call that was not read: {shown}"] if num else []
 
 
 def _tokens(
