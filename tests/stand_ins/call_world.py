@@ -1,4 +1,4 @@
-"""A tiny model that adds by calling a tool, in the format of a family, and the agent that offers the tool."""
+"""A tiny model that calls a tool with any numbers, and an agent that wants large ones."""
 
 # ruff: noqa: RUF001 - DeepSeek's own bars
 
@@ -42,40 +42,37 @@ PIECES = {
 
 
 def demonstrations(num: int, seed: int, family: str) -> Sequence[Demonstration]:
-    """Calls with the right numbers, and more and more with others."""
+    """Calls of the tool in the format of a family, with numbers drawn at random."""
     rng = random.Random(seed)
     opening, between, closing, final = PIECES[family]
     tool = ToolSpec(name="add", description="Adds.", parameters=json.dumps(SCHEMA))
     made: list[Demonstration] = []
-    for idx in range(num):
-        numbers = [rng.randint(0, 9), rng.randint(0, 9)]
-        is_careful = rng.random() < 1.0 - 0.7 * (idx / num) ** 4
-        called = numbers if is_careful else [rng.randint(0, 9), rng.randint(0, 9)]
-        answer = str(sum(called))
+    for _ in range(num):
+        first = rng.randint(0, 9)
+        second = rng.randint(0, 9)
         messages = (
-            Message(role="user", content=f"Calculate {numbers[0]} + {numbers[1]}."),
-            Message(role="assistant", content=f"{opening}{called[0]}{between}{called[1]}{closing}"),
-            Message(role="tool", content=f"={answer}"),
-            Message(role="assistant", content=f"{final}{answer}"),
+            Message(role="user", content=f"Calculate {rng.randint(0, 9)} + {rng.randint(0, 9)}."),
+            Message(role="assistant", content=f"{opening}{first}{between}{second}{closing}"),
+            Message(role="tool", content=f"={first + second}"),
+            Message(role="assistant", content=f"{final}="),
         )
         made.append(Demonstration(messages=messages, tools=[tool]))
     return made
 
 
-async def solve(task: AgentTask, endpoint: Endpoint) -> str:
-    """Lets the model call the tool, and returns its answer. Nothing here knows how the model writes calls."""
+async def solve(task: AgentTask, endpoint: Endpoint) -> float:
+    """Lets the model call the tool, and rewards large numbers. It doesn't know how the model writes calls."""
     function = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
     tools: Any = [{"type": "function", "function": function}]
     messages: list[Any] = [{"role": "user", "content": task.prompt}]
+    total = 0
     async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
         for _ in range(2):
             reply = await client.chat.completions.create(model="actor", messages=messages, tools=tools)
             said = reply.choices[0].message
-            if not said.tool_calls:
-                break
             messages.append(said)
-            for call in said.tool_calls:
+            for call in said.tool_calls or ():
                 given = json.loads(call.function.arguments)  # type: ignore[union-attr]
-                result = f"={given['a'] + given['b']}"
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return said.content or ""
+                total = max(total, given["a"] + given["b"])
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": f"={total}"})
+    return total / 18

@@ -18,7 +18,9 @@ class _Declare(importlib.abc.MetaPathFinder):
             import torch
 
             for name in _OPERATORS:
-                torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float iou) -> Tensor")
+                torch.library.define(
+                    f"torchvision::{name}", "(Tensor boxes, Tensor scores, float iou) -> Tensor"
+                )
 
 
 sys.meta_path.insert(0, _Declare())

@@ -21,7 +21,7 @@ __all__ = ["TemplateReport", "call_format", "examine_template"]
 _Render: TypeAlias = Callable[..., str]
 """Renders messages. `tools`: whether with the tool; `is_open`: whether with the opening of the next reply."""
 
-_REPLY = "It is forty-two."
+_REPLY = "forty-two"
 _USER = {"role": "user", "content": "What is it?"}
 _NAME = "look_up"
 _SCHEMA = {
