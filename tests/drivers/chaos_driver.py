@@ -25,7 +25,6 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -38,6 +37,9 @@ from typing import IO, Any
 
 import psutil
 
+from astraflow.dataflow.core.commands import FateDecided
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import events_of
 from drivers.bad_network import BadNetwork
 from drivers.kill_driver import tail, wrong_figures
 from drivers.system_driver import ROOT, astraflow, environment
@@ -296,10 +298,13 @@ class _Chaos:
         problems += self._trained_twice() + self._lost()
 
     def _fates(self) -> dict[int, tuple[str, int]]:
-        """Group -> its fate, and the step that trained it."""
-        with contextlib.closing(sqlite3.connect(self._run_dir / "journal" / "journal.sqlite")) as database:
-            rows = database.execute("SELECT group_id, fate, step FROM fates WHERE policy = 'actor'")
-            return {int(group): (str(fate), int(step)) for group, fate, step in rows}
+        """Group -> its fate, and the step that trained it: of closed groups, and of those in the log."""
+        with JournalReader(self._run_dir / "journal") as reader:
+            fates = {row.group_id: (row.fate, row.step) for row in reader.fates()}
+            for record in reader.records():
+                for event in events_of(record, FateDecided):
+                    fates[event.group_id] = (event.fate, event.step)
+        return fates
 
     def _trained_twice(self) -> list[str]:
         """Every step has as many trained groups of its own as a batch holds."""
