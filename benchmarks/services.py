@@ -23,8 +23,8 @@ from astraflow.dataflow.core.commands import AddWorker, EpisodeFacts, RecordResu
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_commands, decode_events
 from astraflow.errors import UnavailableError
+from astraflow.processes.rollout_process import run_rollout
 from astraflow.recipe.recipe import Recipe, load_recipe
-from astraflow.rollout.serve import run_rollout
 from astraflow.run.run import Run
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import run_service
@@ -215,10 +215,8 @@ async def serve(stop: asyncio.Event, settings: dict[str, Any]) -> None:
         await run_rollout(
             link,
             stop,
-            run_info=info,
-            tasks=parsed.tasks.without_curators,
-            workflow=parsed.workflow,
-            rollout=parsed.rollout,
+            parsed,
+            info,
             cache_dir=Path(settings["cache"]),
             name=settings["name"],
         )

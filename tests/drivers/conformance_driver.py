@@ -20,7 +20,7 @@ from astraflow.rollout.scoring import OpenCalls
 from astraflow.rollout.service import RolloutService
 from astraflow.service.client import HttpReply, MemoryTransport, ServiceClient, Transport
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore, sync_path
-from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings
 from astraflow.types import (
     Fingerprints,
     GenerateRequest,
@@ -383,7 +383,7 @@ class InProcessTrainer:
             checkpoints=self.store,
         )
         try:
-            await run_trainer(trainer, self.stopping)
+            await trainer.run(self.stopping)
         finally:
             await client.close()
             await publishing.close()

@@ -10,7 +10,7 @@ import numpy as np
 from astraflow.errors import DataError, FencedError, RefusedError
 from astraflow.protocols import Learner, StepResult
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings
 from astraflow.types import (
     Batch,
     Commit,
@@ -201,7 +201,7 @@ async def train_until(
     plan = TrainerSettings(policy="actor", trainer_id="me", checkpoint_every=2, files=files or {})
     store = CheckpointStore(folder, policy="actor", keep=2)
     trainer = Trainer(plan, learner=learner, link=dataflow, publisher=publisher, checkpoints=store)
-    work = asyncio.create_task(run_trainer(trainer, stop))
+    work = asyncio.create_task(trainer.run(stop))
     async with asyncio.timeout(limit_s):
         if stop_at is not None:
             while await publisher.asked.get() != stop_at:

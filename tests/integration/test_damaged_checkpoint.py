@@ -6,7 +6,7 @@ from pathlib import Path
 
 from astraflow.dataflow.audit import audit
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
 from drivers.dataflow_driver import Run, ScriptedWorker, make_plan, make_tensor_manifest, running
@@ -33,7 +33,7 @@ async def trained(run: Run, folder: Path, backend: CountingLearner, *, kill_at: 
         publisher=publisher,
         checkpoints=CheckpointStore(folder, policy="actor", keep=2),
     )
-    work = asyncio.create_task(run_trainer(trainer, asyncio.Event()))
+    work = asyncio.create_task(trainer.run(asyncio.Event()))
     async with asyncio.timeout(30.0):
         if kill_at < 0:
             await work

@@ -12,7 +12,7 @@ from astraflow.protocols import StepResult
 from astraflow.recipe.run_folder import RunFolder, RunRecord
 from astraflow.recipe.run_plan import run_plan
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings
 from astraflow.types import Batch, DropRequest, Fingerprints, StepFailure, Wait
 from astraflow.types.waits import PERSON, Party
 from drivers.dataflow_driver import (
@@ -101,7 +101,7 @@ async def supervised(run: Run, folder: Path) -> int:
             checkpoints=CheckpointStore(folder / "checkpoints", policy="actor", keep=2),
         )
         try:
-            await run_trainer(trainer, asyncio.Event())
+            await trainer.run(asyncio.Event())
         except (TrainingError, FencedError):
             num_ended += 1
         else:

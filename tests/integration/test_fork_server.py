@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[LocalLauncher]:
     """A launcher with a fork server."""
-    with LocalLauncher(make_server()) as launcher:
+    with closing(LocalLauncher(make_server())) as launcher:
         yield launcher
 
 
 @pytest.fixture(scope="module")
 def light_launcher() -> Iterator[LocalLauncher]:
     """A launcher with a fork server that has imported little."""
-    with LocalLauncher(make_light_server()) as launcher:
+    with closing(LocalLauncher(make_light_server())) as launcher:
         yield launcher
 
 
@@ -137,7 +138,7 @@ async def test_a_forked_service_finds_what_a_new_process_finds(
 ) -> None:
     spec = make_spec(folder, tmp_path, "", "--libraries")
     forked = (await run_probe(launcher, spec))["found"]
-    with LocalLauncher() as ordinary:
+    with closing(LocalLauncher()) as ordinary:
         new = (await run_probe(ordinary, spec, is_forked=False))["found"]
     assert forked["parent"] == os.getpid()
     assert forked["is_session_leader"]
@@ -221,7 +222,7 @@ async def test_services_outlive_a_lost_server_and_start_without_it(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, number: signal.Signals, logged: str
 ) -> None:
     server = make_light_server()
-    with LocalLauncher(server) as launcher:
+    with closing(LocalLauncher(server)) as launcher:
         early = await launcher.start(make_spec(folder, tmp_path, "time.sleep(60)"))
         os.kill(server.pid, number)
         spec = make_spec(folder, tmp_path / "later")
@@ -237,7 +238,7 @@ async def test_services_outlive_a_lost_server_and_start_without_it(
 
 async def test_a_start_that_is_cancelled_leaves_no_process(folder: Path, tmp_path: Path) -> None:
     server = make_light_server()
-    with LocalLauncher(server) as launcher:
+    with closing(LocalLauncher(server)) as launcher:
         spec = make_spec(folder, tmp_path)
         starting = asyncio.ensure_future(launcher.start(spec))
         await asyncio.sleep(0.1)
@@ -259,7 +260,7 @@ async def test_an_answer_that_arrives_when_the_launcher_looks_is_not_lost(
             time.sleep(0.05)  # noqa: ASYNC251 - every turn of the event loop is as late as on a busy machine
             await asyncio.sleep(0)
 
-    with LocalLauncher(make_light_server()) as launcher:
+    with closing(LocalLauncher(make_light_server())) as launcher:
         busy = asyncio.ensure_future(keep_busy())
         await run_probe(launcher, make_spec(folder, tmp_path))
         busy.cancel()

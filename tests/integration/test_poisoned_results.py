@@ -12,7 +12,7 @@ from astraflow.dataflow.audit import audit
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
-from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import (
     EpisodeReceipt,
@@ -120,7 +120,7 @@ async def train(run: Run, folder: Path, model_dir: Path) -> None:
         publisher=MemoryPublisher(),
         checkpoints=CheckpointStore(folder / "checkpoints", policy="actor", keep=2),
     )
-    await run_trainer(trainer, asyncio.Event())
+    await trainer.run(asyncio.Event())
 
 
 async def send_poison(worker: ScriptedWorker, make: Callable[[], Trajectory]) -> EpisodeReceipt:

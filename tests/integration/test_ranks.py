@@ -14,6 +14,7 @@ from astraflow.trainer.config import ShardConfig
 from astraflow.trainer.ranks import Ranks
 from astraflow.weights.delta.encoder import HEADER_BYTES
 from astraflow.weights.ranges import RangeJob, RangeWriter, WrittenRange, part_path
+from drivers.model_gallery import save_hub_folder
 from drivers.rank_pool import RankPool
 from drivers.rank_runs import (
     CASES,
@@ -90,6 +91,21 @@ def test_ranks_in_any_shape_find_what_one_finds_and_resume_in_another(
             assert_same_run((begun[0] + ended[0], ended[1]), alone)
         (loaded,) = pool.run(1, train_on_ranks, folder, case, range(2, 2), None, saved)
         assert loaded[1] == first[0][1]
+
+
+@pytest.mark.parametrize("model_type", ["llama4", "gemma3"])
+def test_ranks_train_a_folder_with_a_vision_tower_as_one_does(
+    pool: RankPool, tmp_path: Path, model_type: str
+) -> None:
+    folder = save_hub_folder(model_type, tmp_path / "model")
+    case = CASES["kl and two minibatches"]
+    (alone,) = pool.run(1, train_on_ranks, folder, case, range(2))
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    first = pool.run(2, train_on_ranks, folder, case, range(1), saved)
+    resumed = pool.run(4, train_on_ranks, folder, case, range(1, 2), None, saved)
+    for ended in resumed:
+        assert_same_run((first[0][0] + ended[0], ended[1]), alone)
 
 
 @pytest.mark.parametrize("case", ["lora", "lean optimizer, layers again", "critic and split groups"])

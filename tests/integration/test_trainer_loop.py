@@ -17,7 +17,7 @@ from astraflow.errors import (
 )
 from astraflow.protocols import Learner, StepResult
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import STOP_S, Trainer, TrainerSettings, run_trainer
+from astraflow.trainer.loop import STOP_S, Trainer, TrainerSettings
 from astraflow.types import Batch, Commit, Publication, PublicationReply, Release, StepFailure
 from drivers.trainer_fakes import CountingLearner, MemoryPublisher, MemoryTrainerLink
 
@@ -54,7 +54,7 @@ class Bench:
             publisher=self.publisher,
             checkpoints=self.store,
         )
-        return asyncio.create_task(run_trainer(trainer, self.stop, stop_s=stop_s))
+        return asyncio.create_task(trainer.run(self.stop, stop_s=stop_s))
 
     async def run(self, backend: Learner | None = None) -> None:
         async with asyncio.timeout(DEADLINE_S):

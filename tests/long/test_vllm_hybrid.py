@@ -1,7 +1,7 @@
 """A model with linear attention, in the hub's shape, on vLLM's own server (its CPU build): `make test-vllm`.
 
-vLLM's CPU build computes gated delta nets in bfloat16 only ("CPU GDN attention requires BF16"), so its logprobs
-differ from the trainer's in float32 by that rounding. The same forward pass in bfloat16 is the yardstick.
+vLLM's CPU build computes gated delta nets in bfloat16 only ("CPU GDN attention requires BF16"), so its
+logprobs differ from the trainer's in float32. Those of a forward pass in bfloat16 differ as much.
 """
 
 from pathlib import Path

@@ -13,9 +13,7 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.dataflow.client import DataflowClient
-from astraflow.processes.rollout_process import recipe_of
-from astraflow.recipe.run_plan import eval_rules
-from astraflow.rollout.serve import run_rollout
+from astraflow.processes.rollout_process import recipe_of, run_rollout
 from astraflow.service.client import ServiceClient
 from astraflow.types import Fingerprints, SourceLink, VersionsReply
 from drivers.checked_engine import CheckedEngine
@@ -120,13 +118,10 @@ async def serve_from_afar(dataflow_port: int, publisher_port: int, cache: Path, 
             await run_rollout(
                 link,
                 asyncio.Event(),
-                run_info=info,
-                tasks=recipe.tasks.without_curators,
-                workflow=recipe.workflow,
-                rollout=recipe.rollout.model_copy(update={"engine": engine}),
+                recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": engine})}),
+                info,
                 cache_dir=cache,
                 name="far",
-                evaluation=eval_rules(recipe),
                 fingerprints=Fingerprints(recipe=info.fingerprints.recipe),
             )
         finally:

@@ -20,7 +20,6 @@ import os
 import signal
 import time
 from dataclasses import replace
-from types import TracebackType
 
 from astraflow.errors import ConfigError
 from astraflow.processes.fork_server import ForkedProcess, ForkServer
@@ -188,23 +187,15 @@ class LocalProcess:
 
 
 class LocalLauncher:
-    """Starts processes on this machine. A context manager, which owns the pipe to the processes.
+    """Starts processes on this machine. Owns the pipe to the processes, until `close`.
 
-    Example: `with LocalLauncher() as launcher: handle = await launcher.start(spec)`. A `server` starts
-    services faster; the launcher closes it.
+    Example: `handle = await LocalLauncher().start(spec)`. A `server` starts services faster; the launcher
+    closes it.
     """
 
     def __init__(self, server: ForkServer | None = None) -> None:
         self._server = server
         self._read_fd, self._write_fd = os.pipe()
-
-    def __enter__(self) -> "LocalLauncher":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the pipe, which stops all processes that still run."""

@@ -9,6 +9,7 @@ from astraflow.recipe.access import own_ca_file, own_token, tls_files, tokens_of
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.service.client import ServiceClient
 from astraflow.types import Publication
+from astraflow.user_input.own_code import first_error
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.snapshot import model_files, read_model
@@ -39,26 +40,18 @@ async def run_policy_publisher(
     weights = folder.weights / policy
     ready = asyncio.Future[str]()
     tokens = tokens_of(recipe, folder)
-    work = [
-        asyncio.create_task(
-            run_publisher(
-                weights, config, stop, tokens=tokens, tls=tls_files(recipe), on_ready=ready.set_result
-            )
-        )
-    ]
-    if is_frozen:
-        model_dir = recipe.policies[policy].model_dir
-        link = (url, token or own_token(recipe, folder, "trainer"), own_ca_file(recipe))
-        work.append(asyncio.create_task(_announce(policy, model_dir, weights, ready, link=link)))
+    serving = run_publisher(
+        weights, config, stop, tokens=tokens, tls=tls_files(recipe), on_ready=ready.set_result
+    )
     try:
-        await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
-    for task in work:
-        if not task.cancelled():
-            task.result()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(serving)
+            if is_frozen:
+                model_dir = recipe.policies[policy].model_dir
+                link = (url, token or own_token(recipe, folder, "trainer"), own_ca_file(recipe))
+                group.create_task(_announce(policy, model_dir, weights, ready, link=link))
+    except ExceptionGroup as failures:
+        raise first_error(failures) from failures
     return 0
 
 

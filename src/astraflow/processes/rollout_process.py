@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,18 +16,33 @@ import msgspec
 from astraflow.config import apply_overrides, parse_config
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError, UnavailableError
+from astraflow.protocols import Engine
 from astraflow.recipe.access import check_allowed
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import code_fingerprint, eval_rules
-from astraflow.rollout.config import RolloutConfig
-from astraflow.rollout.serve import run_rollout
+from astraflow.rollout.config import EngineConfig, RolloutConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
+from astraflow.rollout.engines.factory import engine_maker, preload
+from astraflow.rollout.environments import Environments
+from astraflow.rollout.evaluation import Evaluation
+from astraflow.rollout.membership import WorkerLink
+from astraflow.rollout.policy_host import load_in_turn
+from astraflow.rollout.renderer import policy_renderer
+from astraflow.rollout.scoring import ScoringPool
+from astraflow.rollout.service import RolloutService
 from astraflow.rollout.waiting import run_unless
 from astraflow.service.client import ServiceClient
 from astraflow.service.loopback import is_loopback
-from astraflow.types import Fingerprints, RunInfo
+from astraflow.service.process import settle_memory
+from astraflow.types import Fingerprints, Manifest, RunInfo
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.addresses import url_host
+from astraflow.weights.arrival import Arrival
+from astraflow.weights.peers.peer import Spool, serve_spool
+from astraflow.weights.receiver import Receiver
+from astraflow.workflows.factory import is_replayable, make_workflow
 
-__all__ = ["own_rollout", "recipe_of", "run_rollout_service"]
+__all__ = ["own_rollout", "recipe_of", "run_rollout", "run_rollout_service"]
 
 
 async def run_rollout_service(
@@ -63,23 +78,64 @@ async def run_rollout_service(
             await run_rollout(
                 link,
                 stop,
-                run_info=info,
-                tasks=recipe.tasks.without_curators,
-                workflow=recipe.workflow,
-                rollout=own_rollout(recipe, overrides),
+                recipe.model_copy(update={"rollout": own_rollout(recipe, overrides)}),
+                info,
                 cache_dir=folder,
                 name=name or socket.gethostname(),
-                evaluation=eval_rules(recipe),
                 fingerprints=Fingerprints(recipe=info.fingerprints.recipe, code=code_fingerprint(recipe)),
                 token=token,
                 peer=peer,
                 private=private,
-                exact=recipe.exact,
-                max_upload_mb_s=recipe.weights.max_upload_mb_s,
             )
     finally:
         await client.close()
     return 0
+
+
+async def run_rollout(
+    link: WorkerLink,
+    stop: asyncio.Event,
+    recipe: Recipe,
+    run_info: RunInfo,
+    *,
+    cache_dir: Path,
+    name: str,
+    fingerprints: Fingerprints | None = None,
+    token: str = "",
+    peer: str = "",
+    private: tuple[Path, ...] = (),
+) -> None:
+    """Serves a run until it ends or `stop` is set.
+
+    `token`: sent to sources of weights that require one. `peer`: address at which this service offers its
+    weights to others; empty: none. `private`: what agents must not see.
+
+    Raises: ConfigError if a component cannot be built or an address cannot be bound; RefusedError if the
+    dataflow refuses the service.
+    """
+    rollout = recipe.rollout
+    workflow = recipe.workflow
+    tasks = recipe.tasks.without_curators
+    async with (
+        _open_receiver(cache_dir, peer, token, recipe.weights.max_upload_mb_s) as (receiver, peer_url),
+        _preload_engine(receiver, rollout.engine) as weights,
+    ):
+        await RolloutService(
+            link,
+            name=name,
+            policies=run_info.policies,
+            workflow=make_workflow(workflow, private=private),
+            scoring=ScoringPool(tasks, num_workers=rollout.scorers),
+            environments=Environments(tasks.environments),
+            weights=weights,
+            config=rollout,
+            make_engine=_settled_engine_maker(rollout.engine, exact=recipe.exact),
+            make_renderer=policy_renderer,
+            evaluation=Evaluation(eval_rules(recipe), num_workers=rollout.scorers, private=private),
+            peer_url=peer_url,
+            fingerprints=fingerprints,
+            resumes=rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow)),
+        ).run(stop)
 
 
 async def _choose_peer(peer: str, url: str, recipe: Recipe) -> str:
@@ -141,3 +197,71 @@ def _cache_folder(cache: Path | None) -> Generator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="astraflow-") as folder:
         yield Path(folder)
+
+
+def _settled_engine_maker(
+    config: EngineConfig, *, exact: bool
+) -> Callable[[WeightSnapshot], Awaitable[Engine]]:
+    """Returns the function that makes the engines of all policies, because they may share a device.
+
+    Making an engine settles the process's memory: all long-lived objects exist from then on. An engine that
+    loads a model is made in a thread. Others may need the event loop.
+    """
+    make = engine_maker(config, exact=exact)
+    loads_model = isinstance(config, TorchEngineConfig)
+
+    async def make_settled(snapshot: WeightSnapshot) -> Engine:
+        engine = await load_in_turn(make, snapshot) if loads_model else make(snapshot)
+        settle_memory()
+        return engine
+
+    return make_settled
+
+
+@contextlib.asynccontextmanager
+async def _open_receiver(
+    cache_dir: Path, peer: str, token: str, max_upload_mb_s: float
+) -> AsyncGenerator[tuple[Receiver, str]]:
+    """Opens a receiver of weights. Yields it with its URL for other services; empty if it offers nothing."""
+    spool = Spool(cache_dir / "chunks") if peer else None
+    weights = Receiver(cache_dir, token=token, spool=spool)
+    try:
+        if spool is None:
+            yield weights, ""
+            return
+        async with serve_spool(spool, peer, token=token, max_upload_mb_s=max_upload_mb_s):
+            yield weights, spool.url
+    finally:
+        await weights.close()
+
+
+@contextlib.asynccontextmanager
+async def _preload_engine(weights: Receiver, engine: EngineConfig) -> AsyncGenerator["_PreloadingFetcher"]:
+    """Imports the libraries of an engine in a thread while the block runs."""
+    loading = asyncio.create_task(asyncio.to_thread(preload, engine), name="preload")
+    try:
+        yield _PreloadingFetcher(weights, loading)
+    finally:
+        loading.cancel()
+
+
+class _PreloadingFetcher:
+    """A receiver that returns a version only after the engine's libraries have been imported.
+
+    The service registers and fetches weights while a thread imports the libraries. These import their own
+    modules lazily, so an import in the event loop could find a module that the thread has only half imported.
+    """
+
+    def __init__(self, weights: Receiver, loading: asyncio.Task[None]) -> None:
+        self._weights = weights
+        self._loading = loading
+
+    async def fetch(self, manifest: Manifest) -> WeightSnapshot:
+        """Fetches the weights of a version."""
+        snapshot = await self._weights.fetch(manifest)
+        await asyncio.shield(self._loading)
+        return snapshot
+
+    def arrival(self, policy: str) -> Arrival:
+        """Progress of the transfer of a policy's version."""
+        return self._weights.arrival(policy)

@@ -24,7 +24,7 @@ from astraflow.service.turns import Turns, own_turns
 from astraflow.trainer.backend_config import torch_settings
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerLink, TrainerSettings, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerLink, TrainerSettings
 from astraflow.user_input.mistakes import hint
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.ranges import RangeWriter, VersionWriter
@@ -77,7 +77,7 @@ async def run_policy_trainer(
                 turns=turns,
             )
             settle_memory()
-            await run_trainer(trainer, stop)
+            await trainer.run(stop)
     finally:
         await dataflow.close()
         await publisher.close()

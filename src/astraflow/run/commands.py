@@ -21,6 +21,7 @@ from astraflow.report.report import load_summary, summary_table, write_report
 from astraflow.report.summary import Summary
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import PlainView, RunPage, ShownRun, View, make_pages
+from astraflow.rollout.waiting import run_unless
 from astraflow.run.run import Run, launch
 
 __all__ = ["run_recipe", "show_audit"]
@@ -137,16 +138,12 @@ async def _until_end(
     async with launch(recipe, run_dir, view=view, pages=pages, module_path=module_path) as run:
         runs.append(run)
         log = _launcher_log(run.folder)
-        ended = asyncio.ensure_future(run.wait())
-        stopped = asyncio.ensure_future(interrupted.wait())
         try:
-            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
+            is_finished = await run_unless(run.wait(), interrupted) is not None
+            if not is_finished:
                 run.note_stop(reasons[0])
-            return ended.done()
+            return is_finished
         finally:
-            ended.cancel()
-            stopped.cancel()
             logging.getLogger("astraflow").removeHandler(log)
             log.close()
 

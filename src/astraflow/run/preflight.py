@@ -270,7 +270,6 @@ def _open_lone_sources(examined: Examined) -> None:
 
 
 def _open_sources(examined: Examined) -> None:
-    """Opens the sources, and checks their sizes."""
     recipe = examined.recipe
     broken = examined.broken
     if not any(use.use in broken for config in recipe.tasks.environments.values() for use in uses(config)):
@@ -379,7 +378,6 @@ def _check_answers(examined: Examined) -> None:
 
 
 def _check_fits_workflow(examined: Examined) -> None:
-    """Checks that the workflow can use the reward and the tasks."""
     recipe = examined.recipe
     if not isinstance(recipe.workflow, Use):
         scoring = (recipe.tasks.reward, recipe.tasks.extract)
@@ -448,7 +446,6 @@ def _check_addresses(examined: Examined) -> None:
 
 
 def _check_certificates(examined: Examined) -> None:
-    """Checks that the certificate files are there."""
     named = dict(zip(("cert", "key"), tls_files(examined.recipe) or (), strict=False))
     named |= {"ca": examined.recipe.dataflow.tls.ca}
     for key, path in named.items():

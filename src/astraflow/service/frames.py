@@ -85,7 +85,6 @@ def _decode_length(start: bytes) -> int:
 
 
 def _decode_head(text: bytes, max_bytes: int) -> tuple[dict[str, Any], list[int]]:
-    """Returns the head, and the sizes of the byte strings."""
     try:
         head: dict[str, Any] = json.loads(text)
         sizes: list[int] = head.pop("sizes")

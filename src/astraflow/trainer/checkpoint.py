@@ -208,7 +208,6 @@ def _step_of(path: Path) -> int:
 
 
 def _describe(folder: Path, name: str) -> FileRecord:
-    """The record of a file as it is now."""
     digest = xxhash.xxh3_128()
     num_bytes = 0
     with (folder / name).open("rb") as file:

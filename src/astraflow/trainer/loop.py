@@ -53,7 +53,7 @@ from astraflow.types.bounds import MAX_ERROR_CHARS
 from astraflow.types.host_tensors import HostTensor
 from astraflow.user_input.own_code import ending_forks
 
-__all__ = ["STEP_S", "STOP_S", "Trainer", "TrainerLink", "TrainerSettings", "run_trainer"]
+__all__ = ["STEP_S", "STOP_S", "Trainer", "TrainerLink", "TrainerSettings"]
 
 _log = logging.getLogger(__name__)
 _ResultT = TypeVar("_ResultT")
@@ -98,47 +98,14 @@ class TrainerSettings:
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
 
 
-async def run_trainer(
-    trainer: "Trainer", stop: asyncio.Event, *, step_s: float = STEP_S, stop_s: float = STOP_S
-) -> None:
-    """Trains until the run is over, all steps are done, or `stop` is set. Then it ends within `step_s` if it
-    is training a step, and `stop_s`.
-
-    Raises: FencedError if a newer session took over; UnavailableError if the dataflow or the publisher does
-    not answer; DataError, WireError or TrainingError from the learner.
-    """
-    work = asyncio.create_task(trainer.run(), name=f"trainer:{trainer.policy}")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    try:
-        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            trainer.stop()
-            idle = asyncio.create_task(trainer.wait_for_step(), name="step")
-            await asyncio.wait({work, idle}, timeout=step_s, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({work}, timeout=stop_s)
-            await _discard(idle)
-        if work.done():
-            work.result()
-        else:
-            _log.warning("%s: stopped before its last step was published", trainer.policy)
-    except UnavailableError:
-        if not stop.is_set():
-            raise
-        _log.warning("%s: stopped; the dataflow or the publisher is already gone", trainer.policy)
-    finally:
-        await _discard(work, stopping)
-        trainer.close()
-
-
 class Trainer:
-    """One session of one policy's trainer. Call `run` once, `stop` from the same loop at any time, then
-    `close`.
+    """One session of one policy's trainer. Call `run` once.
 
     Example::
 
         store = CheckpointStore(folder, policy="actor", keep=2)
         trainer = Trainer(plan, learner=learner, link=link, publisher=publisher, checkpoints=store)
-        await run_trainer(trainer, stop)
+        await trainer.run(stop)
     """
 
     def __init__(
@@ -153,6 +120,7 @@ class Trainer:
     ) -> None:
         """`turns`: holds the device of the learner during each step; None if nobody else uses it."""
         self._plan = plan
+        self.policy = plan.policy
         self._turns = turns or Turns()
         self._learner = learner
         self._link = link
@@ -169,30 +137,36 @@ class Trainer:
         self._spans: list[BusySpan] = []
         self._batch_wait_s = 0.0
 
-    @property
-    def policy(self) -> str:
-        """The policy that is trained."""
-        return self._plan.policy
+    async def run(self, stop: asyncio.Event, *, stop_s: float = STOP_S) -> None:
+        """Trains until the run is over, all steps are done, or `stop` is set. Then it ends within `STEP_S` if
+        it is training a step, and `stop_s`. A step that still runs in its thread then is not used.
 
-    def stop(self) -> None:
-        """Lets the current step finish, and begins no further one."""
-        self._stopping.set()
-
-    async def wait_for_step(self) -> None:
-        """Returns once no step is being trained."""
-        await self._is_between_steps.wait()
-
-    def close(self) -> None:
-        """Abandons the train thread. If a step is still running in it, its result is not used."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    async def run(self) -> None:
-        """Trains from the latest checkpoint to the end of the run. Raises: like `run_trainer`."""
+        Raises: FencedError if a newer session took over; UnavailableError if the dataflow or the publisher
+        does not answer; DataError, WireError or TrainingError from the learner.
+        """
+        work = asyncio.create_task(self._work(), name=f"trainer:{self.policy}")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
         try:
-            await self._work()
+            await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self._stopping.set()
+                idle = asyncio.create_task(self._is_between_steps.wait(), name="step")
+                await asyncio.wait({work, idle}, timeout=STEP_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({work}, timeout=stop_s)
+                await _discard(idle)
+            if work.done():
+                work.result()
+            else:
+                _log.warning("%s: stopped before its last step was published", self.policy)
+        except UnavailableError:
+            if not stop.is_set():
+                raise
+            _log.warning("%s: stopped; the dataflow or the publisher is already gone", self.policy)
         finally:
+            await _discard(work, stopping)
             if self._publication is not None:
                 await _discard(self._publication)
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _work(self) -> None:
         async with self._turns.to_load():

@@ -139,7 +139,6 @@ class MixedLearner:
 
 
 def _add_to_totals(totals: BatchTotals, num_groups: int, samples: Sequence[Sample]) -> BatchTotals:
-    """The totals including these samples."""
     weighted = [
         (sample.trajectory.mask.count(1, span.start, span.end), span.value)
         for sample in samples

@@ -326,7 +326,6 @@ def _unknown_key(
 
 
 def _owners(key: str, section: tuple[str, ...], config_type: ConfigType) -> list[str]:
-    """Returns the variants of a section that have the key."""
     places = (place for place in _places(config_type) if (place.section, place.key) == (section, key))
     return sorted({place.variant for place in places if place.variant})
 
@@ -366,7 +365,6 @@ def synonyms() -> dict[str, tuple[str, str]]:
 
 
 def _leaves(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Returns the paths of all values in a mapping of mappings."""
     paths: list[tuple[str, ...]] = []
     for key, value in given.items():
         inner = _leaves(cast("Mapping[str, Any]", value)) if isinstance(value, dict) and value else [()]

@@ -1,8 +1,8 @@
 """Declares the operators of torchvision before it is imported.
 
-PyPI's torchvision is built for CUDA, so its compiled operators don't load beside a CPU build of torch, and its
-Python code, which Transformers imports for the images of some models, fails without their names. Nothing calls
-them for text.
+PyPI's torchvision is built for CUDA, so its compiled operators don't load with a CPU build of torch. Without
+their names, its Python code fails, which Transformers imports for models that read images. Nothing calls the
+operators for text.
 """
 
 import importlib.abc

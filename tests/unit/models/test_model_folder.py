@@ -228,6 +228,29 @@ def test_every_reader_keeps_the_names_of_a_folder_without_the_usual_prefix(
     assert tensors == {t.name: t.data.tobytes() for t in export_tensors(load_causal_lm(folder))}
 
 
+@pytest.mark.parametrize(
+    ("model_type", "pattern", "by"),
+    [
+        ("gemma3", r"^language_model\.model", "model.language_model"),
+        ("gemma3", r"^(vision_tower|multi_modal_projector)", r"model.\1"),
+        ("mistral3", r"^language_model\.lm_head", "lm_head"),
+        ("gemma4", r"^model\.", ""),
+        ("qwen3_5", r"^model\.language_model", "model"),
+        ("nemotron_h", r"^backbone", "model"),
+    ],
+)
+def test_other_names_that_transformers_reads_are_kept_too(
+    model_type: str, pattern: str, by: str, tmp_path: Path
+) -> None:
+    folder = save_tiny(model_type, tmp_path / "model")
+    change(folder, renamed(pattern, by))
+    files = {
+        name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    for tensors in (read_model(folder), export_tensors(load_causal_lm(folder))):
+        assert {t.name: t.data.tobytes() for t in tensors} == files
+
+
 def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
     folder = save_tiny("qwen3_moe", tmp_path / "model")
     change(folder, lambda t: {n: w for n, w in t.items() if "layers.1.mlp.experts.3.up_proj" not in n})

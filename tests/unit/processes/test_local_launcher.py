@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -36,14 +37,14 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 async def test_output_goes_to_the_log_and_the_exit_code_comes_back(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, "import os, sys; print(os.environ['GREETING'], flush=True); sys.exit(3)")
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(spec)
         assert await handle.wait() == 3
     assert "hello" in spec.log_path.read_text()
 
 
 async def test_a_child_is_its_own_session(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(make_spec(tmp_path, "input()", argv=("sleep", "30")))
         assert os.getsid(handle.pid) == handle.pid != os.getsid(0)
         handle.kill()
@@ -53,7 +54,7 @@ async def test_a_child_is_its_own_session(tmp_path: Path) -> None:
 async def test_what_a_child_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '30']).pid, flush=True)"
     spec = make_spec(tmp_path, code)
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(spec)
         await handle.wait()
     orphan = int(spec.log_path.read_text().split()[-1])
@@ -65,7 +66,7 @@ async def test_what_a_child_leaves_behind_is_ended_with_it(tmp_path: Path) -> No
 
 
 async def test_terminating_an_ended_process_does_nothing(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(make_spec(tmp_path, "pass"))
         assert await handle.wait() == 0
         handle.terminate()
@@ -74,7 +75,10 @@ async def test_terminating_an_ended_process_does_nothing(tmp_path: Path) -> None
 
 async def test_a_missing_program_is_refused_by_name(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, "pass", argv=("/does/not/exist",))
-    with LocalLauncher() as launcher, pytest.raises(ConfigError, match="cannot start '/does/not/exist'"):
+    with (
+        closing(LocalLauncher()) as launcher,
+        pytest.raises(ConfigError, match="cannot start '/does/not/exist'"),
+    ):
         await launcher.start(spec)
 
 
@@ -121,7 +125,7 @@ def make_service(folder: Path, then: str) -> ProcessSpec:
 
 
 async def test_a_service_that_runs_is_not_silent(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(make_service(tmp_path, "pass"))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5.0):
@@ -131,7 +135,7 @@ async def test_a_service_that_runs_is_not_silent(tmp_path: Path) -> None:
 
 
 async def test_a_stopped_service_falls_silent(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         spec = make_service(tmp_path, "os.kill(os.getpid(), signal.SIGSTOP)")
         spec = dataclasses.replace(spec, argv=(*spec.argv[:2], "import os, signal\n" + spec.argv[2]))
         handle = await launcher.start(spec)
@@ -143,7 +147,7 @@ async def test_a_stopped_service_falls_silent(tmp_path: Path) -> None:
 
 async def test_a_service_whose_event_loop_hangs_logs_its_stacks(tmp_path: Path) -> None:
     spec = make_service(tmp_path, "time.sleep(60)")
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(spec)
         async with asyncio.timeout(20.0):
             assert "hangs" in await handle.silence(0.5)
@@ -172,7 +176,7 @@ async def test_a_service_that_gets_no_processor_is_not_taken_for_one_that_hangs(
     spec = make_service(tmp_path, f"{last_in_line(core)}\n    while True: pass")
     spec = dataclasses.replace(spec, argv=(*spec.argv[:2], "import os\n" + spec.argv[2]))
     busy = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         other = await asyncio.create_subprocess_exec(sys.executable, "-c", busy)
         handle = await launcher.start(spec)
         try:
@@ -195,7 +199,7 @@ async def test_a_service_that_gets_no_processor_is_not_taken_for_one_that_hangs(
 
 
 async def test_a_process_that_shows_no_signs_is_never_silent(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(make_spec(tmp_path, "", argv=("sleep", "30")))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
@@ -205,7 +209,7 @@ async def test_a_process_that_shows_no_signs_is_never_silent(tmp_path: Path) -> 
 
 
 async def test_several_may_wait_for_the_end_of_one_process(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(make_spec(tmp_path, "import sys; sys.exit(4)"))
         assert await asyncio.gather(handle.wait(), handle.wait()) == [4, 4]
         assert await handle.wait() == 4
@@ -214,7 +218,7 @@ async def test_several_may_wait_for_the_end_of_one_process(tmp_path: Path) -> No
 async def test_a_service_that_was_stopped_logs_its_stacks_before_it_is_killed(tmp_path: Path) -> None:
     spec = make_service(tmp_path, "os.kill(os.getpid(), signal.SIGSTOP)")
     spec = dataclasses.replace(spec, argv=(*spec.argv[:2], "import os, signal\n" + spec.argv[2]))
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(spec)
         async with asyncio.timeout(20.0):
             assert "it was stopped" in await handle.silence(0.5)
@@ -224,7 +228,7 @@ async def test_a_service_that_was_stopped_logs_its_stacks_before_it_is_killed(tm
 
 
 async def test_a_stopped_service_is_known_to_be_and_what_to_do_about_it(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(make_service(tmp_path, "pass"))
         os.kill(handle.pid, signal.SIGSTOP)
         await until(lambda: psutil.Process(handle.pid).status() == psutil.STATUS_STOPPED)
@@ -245,7 +249,7 @@ async def test_a_stopped_process_of_a_service_is_named(tmp_path: Path) -> None:
         "time.sleep(30)\n"
     )
     spec = make_spec(tmp_path, code)
-    with LocalLauncher() as launcher:
+    with closing(LocalLauncher()) as launcher:
         handle = await launcher.start(spec)
         await until(lambda: len(spec.log_path.read_text().splitlines()) > 1)
         life = handle.life()

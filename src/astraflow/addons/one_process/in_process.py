@@ -28,7 +28,7 @@ from astraflow.rollout.service import RolloutService
 from astraflow.run.preflight import OpenSources
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings
 from astraflow.types import Fingerprints, Publication, RunInfo
 from astraflow.user_input.own_code import first_error
 from astraflow.weights.snapshot import read_model
@@ -78,7 +78,7 @@ async def run_in_process(
             group.create_task(rollout.run(stop), name="rollout")
             for name, learner in learners.items():
                 trainer = _make_trainer(recipe, name, learner, link, versions, folder)
-                group.create_task(run_trainer(trainer, stop), name=f"trainer {name}")
+                group.create_task(trainer.run(stop), name=f"trainer {name}")
     except ExceptionGroup as failures:
         raise first_error(failures) from failures
     finally:

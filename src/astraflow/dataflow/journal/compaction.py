@@ -155,7 +155,6 @@ class Compaction:
                 self._db.execute("DELETE FROM snapshots WHERE seq < ?", (self._input.seq,))
 
     def _apply_records(self, reader: JournalReader, ledger: Ledger) -> Iterator[None]:
-        """Applies the records up to the snapshot's to the ledger."""
         records = reader.records(ledger.state.seq)
         while ledger.state.seq < self._input.seq:
             chunk = list(islice(records, min(_CHUNK, self._input.seq - ledger.state.seq)))

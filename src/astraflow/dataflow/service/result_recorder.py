@@ -84,7 +84,6 @@ class ResultRecorder:
         problem: WireError | None,
         row: TranscriptRow | None,
     ) -> EpisodeReceipt:
-        """Handles the core's decision on one result, and returns the receipt."""
         if isinstance(decision, RefusedError):
             return _make_refusal(result, decision)
         receipt: EpisodeReceipt = decision.answer

@@ -198,7 +198,6 @@ class ViewRoutes:
         )
 
     def _add_contact(self, policy: PolicyStatus, now_s: float) -> PolicyStatus:
-        """Adds the last contact of the policy's trainer."""
         request, seen_s = self._run.contacts.last(policy.name, now_s)
         return msgspec.structs.replace(policy, trainer_request=request, trainer_seen_s=seen_s)
 

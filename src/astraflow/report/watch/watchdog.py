@@ -150,6 +150,5 @@ def _make_alarm(rule: Rule, finding: Finding, first_s: float) -> Alarm:
 
 
 def _sort_by_rule(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
-    """The alarms in the order of the rules."""
     ranks = {rule.name: rank for rank, rule in enumerate(_rules())}
     return tuple(sorted(alarms, key=lambda alarm: ranks.get(alarm.rule, len(ranks))))

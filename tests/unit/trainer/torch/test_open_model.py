@@ -19,6 +19,7 @@ from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
 from astraflow.trainer.torch.side_models import Critic, FrozenModel
 from astraflow.trainer.torch.torch_files import open_model
+from drivers.model_gallery import save_hub_folder
 from drivers.rank_runs import make_experts
 from drivers.trainer_builders import VOCAB_SIZE, make_samples, make_tiny_model
 
@@ -44,6 +45,24 @@ def test_a_model_without_memory_is_filled_to_the_same_weights(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     ids = torch.tensor([[2, 3, 4]])
     assert torch.allclose(model(input_ids=ids).logits, load_causal_lm(tmp_path)(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "llama4", "mistral3", "nemotron_h"])
+def test_a_hub_folder_is_filled_and_gathered_with_all_of_its_tensors(model_type: str, tmp_path: Path) -> None:
+    folder = save_hub_folder(model_type, tmp_path / "model")
+    files = file_tensors(sorted(folder.glob("*.safetensors")))
+    model, source = open_model(folder, ON_DEVICE)
+    assert source is not None
+    weights = ModelWeights(model, ON_DEVICE, source=source)
+    weights.split(ForwardEntryPoint(model))
+    gathered = dict(weights.gather())
+    assert [*gathered] == [name for name, _ in weights.shapes]
+    assert gathered.keys() == files.keys()
+    assert all(torch.equal(gathered[name], tensor) for name, tensor in files.items())
+    weights.install(files)
+    ids = torch.tensor([[2, 3, 4]])
+    expected = load_causal_lm(folder)(input_ids=ids, use_cache=False).logits
+    assert torch.allclose(model(input_ids=ids, use_cache=False).logits, expected)
 
 
 @pytest.mark.parametrize("make", [make_tiny_model, make_experts])

@@ -89,7 +89,7 @@ class ModelWeights:
         self.grid = grid
         self._dtype = dtype
         self._source = source
-        self._rest = rest_of(model) if has_rest else {}
+        self._rest: Mapping[str, Tensor] = rest_of(model) if has_rest else {}
         self._cuts = LayerCuts({})
         self._views: dict[str, list[FileView]] = {}
         for view in file_views(model):
