@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from astraflow.addons.exact.engine_pass import InvariantForward
     from astraflow.addons.exact.trainer_pass import InvariantLogprobs
     from astraflow.addons.fast_deltas import compiled
+    from astraflow.addons.formats.derive import call_format
+    from astraflow.addons.formats.readers import read_calls
     from astraflow.addons.hub.download import download_model
     from astraflow.addons.lending.sharing import make_lending_pool
     from astraflow.addons.lending.turns import SharedTurns
@@ -41,6 +43,7 @@ __all__ = [
     "SizedPool",
     "audits",
     "build_model",
+    "call_format",
     "compiled",
     "download_model",
     "is_left_out",
@@ -49,6 +52,7 @@ __all__ = [
     "needs_text",
     "page_makers",
     "prometheus_text",
+    "read_calls",
     "require",
     "run_only",
     "runs",
@@ -67,11 +71,13 @@ _PLACES = {
     "best_page": ("export.best:make_keeper", "eval.best.metric"),
     "build_model": ("tiny_models.spec_files:build_model", "building a model"),
     "choose_renderer": ("renderers_lib.choice:choose_renderer", "renderer: library"),
+    "call_format": ("formats.derive:call_format", "reading tool calls"),
     "compiled": ("fast_deltas.compiled", "compiling deltas"),
     "curve_page": ("plot.curve:CurvePage", "report"),
     "download_model": ("hub.download:download_model", "downloading a model"),
     "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
     "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
+    "read_calls": ("formats.readers:read_calls", "reading tool calls"),
     "run_only": ("one_process.half_run_command:run_only", "`astraflow run --only`"),
     "runs": ("runs", "astraflow.runs"),
     "samples_page": ("view.sample_episodes:SampleEpisodes", "report"),

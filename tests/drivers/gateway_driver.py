@@ -13,7 +13,7 @@ from astraflow.addons.agents.gateway.endpoint import EpisodeEndpoint
 from astraflow.addons.agents.gateway.gateway import Gateway
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.types import GenerateRequest, Trajectory
-from astraflow.workflows.calls import bare_json_calls, tagged_calls
+from astraflow.workflows.calls import ParserOrName, bare_json_calls, tagged_calls
 from astraflow.workflows.conversation import Endpoint
 from drivers.rollout_fakes import ScriptedEngine, make_policy
 from drivers.workflow_driver import DiceEngine, LetterTokenizer, letter_renderer
@@ -44,13 +44,17 @@ class OpenEpisode:
 
 @asynccontextmanager
 async def episode(
-    policies: Mapping[str, HostedPolicy], *, seed: int = 7, bare: bool = False
+    policies: Mapping[str, HostedPolicy],
+    *,
+    seed: int = 7,
+    bare: bool = False,
+    parser: ParserOrName = tagged_calls,
 ) -> AsyncIterator[OpenEpisode]:
     """An open episode; the client does not retry. `bare`: the model writes calls as bare JSON."""
     gateway = Gateway()
     dialogue = Dialogue(policies, seed=seed, open_endpoint=gateway.endpoint)
     try:
-        async with gateway.endpoint(dialogue, bare_json_calls if bare else tagged_calls) as endpoint:
+        async with gateway.endpoint(dialogue, bare_json_calls if bare else parser) as endpoint:
             key = endpoint.api_key
             async with AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0) as client:
                 yield OpenEpisode(gateway, dialogue, endpoint, client)

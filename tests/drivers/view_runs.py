@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 
@@ -92,7 +93,14 @@ class RunWriter:
         self.command(IssueLeases(worker_id=WORKER, num_free=size, served=()), drawn, *leases)
 
     def result(
-        self, lease_id: str, *, reward: float = 1.0, policy: str = "actor", version: int = 0, num: int = 4
+        self,
+        lease_id: str,
+        *,
+        reward: float = 1.0,
+        policy: str = "actor",
+        version: int = 0,
+        num: int = 4,
+        **metrics: float,
     ) -> None:
         """An episode of `num` tokens, of which the last two were sampled."""
         spans = (VersionSpan(num - 2, 2, version),)
@@ -108,7 +116,9 @@ class RunWriter:
             turns=(Turn(start=num - 2, end=num, reward=reward),),
             reward=reward,
         )
-        self.play(lease_id, trajectory, score=reward, metrics={"turns": 1.0, "reward/exact": reward})
+        self.play(
+            lease_id, trajectory, score=reward, metrics={"turns": 1.0, "reward/exact": reward} | metrics
+        )
 
     def play(
         self,
@@ -167,10 +177,16 @@ class RunWriter:
             self.decide(group_id, fate, step=group_id if fate == "trained" else -1)
 
     def transcript(
-        self, group_id: int, score: float, *contents: str, kind: str = "train", task: str = "t"
+        self,
+        group_id: int,
+        score: float,
+        *contents: str,
+        kind: str = "train",
+        task: str = "t",
+        role: Literal["user", "assistant"] = "user",
     ) -> None:
         """The messages of an episode are kept."""
-        messages = tuple(Message(role="user", content=content) for content in contents)
+        messages = tuple(Message(role=role, content=content) for content in contents)
         ref = self._store.append(msgspec.msgpack.encode(messages))
         values = (kind, group_id, task, "actor", 3, score, ref.segment, ref.offset, ref.length, None)
         self._tables.execute(*make_insert("samples", values))

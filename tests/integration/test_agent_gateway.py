@@ -1,9 +1,13 @@
 """OpenAI's own client against the agent gateway: what it gets, what is recorded, what it is refused."""
 
+# ruff: noqa: RUF001 - DeepSeek's own bars
+
 import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +25,7 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest, Message
 from astraflow.wire import array
 from astraflow.workflows.single_turn import single_turn
+from drivers.call_templates import CALL_TEMPLATES
 from drivers.gateway_driver import episode
 from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
 from drivers.workflow_driver import END, TEMPLATES, LetterTokenizer, letter_renderer
@@ -136,6 +141,54 @@ async def test_a_client_gets_only_calls_of_its_own_tools(said: str, bare: bool) 
             assert (message.content, message.tool_calls) == (said, None)
             seen = None if not tools else float("Alice" not in said)
             assert open_.endpoint.num_unread_calls == seen
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "content"),
+    [
+        (
+            "qwen3_5",
+            "<think>\nhm</think>\nI add.\n<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n"
+            "</function>\n</tool_call>",
+            "<think>\nhm</think>\nI add.",
+        ),
+        (
+            "gpt_oss",
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I add."
+            "<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+            '{"a": 2}',
+            "I add.",
+        ),
+        (
+            "deepseek_v3_1",
+            'I add.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 2}<｜tool▁call▁end｜>'
+            "<｜tool▁calls▁end｜>",
+            "I add.",
+        ),
+    ],
+)
+async def test_calls_are_read_in_the_format_that_the_chat_template_prints(
+    family: str, said: str, content: str, tmp_path: Path
+) -> None:
+    (tmp_path / "chat_template.jinja").write_text(CALL_TEMPLATES[family].template, encoding="utf-8")
+    hosted = replace(letters(ScriptedEngine(said), max_tokens=500)["actor"], model_dir=tmp_path)
+    for parser, unread in (("auto", 0), ("tagged", 1)):
+        async with episode({"actor": hosted}, parser=parser) as open_:
+            chat = open_.client.chat.completions
+            message = (
+                (await chat.create(model="actor", messages=[user("2+3")], tools=[ADD])).choices[0].message
+            )
+            assert open_.endpoint.num_unread_calls == unread
+            if parser == "auto":
+                (call,) = message.tool_calls or []
+                assert (message.content, call.function.arguments) == (content, '{"a": 2}')
+                history: Any = [
+                    user("2+3"),
+                    message,
+                    {"role": "tool", "tool_call_id": call.id, "content": "5"},
+                ]
+                await chat.create(model="actor", messages=history, tools=[ADD])
+                assert [(len(t.turns), t.is_fork) for t in open_.trajectories()] == [(2, False)]
 
 
 async def test_a_request_that_is_sent_again_is_a_conversation_of_its_own() -> None:

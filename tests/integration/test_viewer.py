@@ -200,6 +200,20 @@ async def test_hostile_text_stays_text_and_long_text_is_cut(tmp_path: Path) -> N
         assert "more characters" in second["content"]
 
 
+async def test_a_call_that_was_not_read_is_shown_with_its_text(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path / "run")
+    run.draw(0)
+    run.result("0.0.0", unread_calls=1.0)
+    run.transcript(0, 1.0, "I look.\n<tool_call>\n<function=find>", role="assistant")
+    run.close()
+    async with viewer(tmp_path) as url:
+        (row,) = (await ask(f"{url}/api/runs/run/episodes"))[1]["rows"]
+        view = (await ask(f"{url}/api/runs/run/episodes/{row['id']}"))[1]
+        assert view["problems"] == [
+            "1 answers look like a tool call that was not read: <tool_call>\n<function=find>"
+        ]
+
+
 async def test_an_episode_has_its_sequences_its_neighbors_and_a_file(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     run.draw(1)

@@ -46,6 +46,7 @@ NAME_ADD_ONS = (
     "tasks/test_own_rewards.py::test_factors_are_checked",
     "tasks/test_own_rewards.py::test_factors_multiply_the_sum_of_the_others",
     "user_input/test_installed.py::test_a_package_adds_a_tracker_and_a_check_of_recipes",
+    "workflows/test_calls.py",
 )
 """Tests of the core whose recipes or commands come from add-ons."""
 MOST_LEFT_OUT = 30

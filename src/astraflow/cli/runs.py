@@ -153,7 +153,8 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     checked = check_recipe(recipe, run_dir, unbuilt=unbuilt, with_trials=True)
     sys.stdout.write(dump_yaml(checked.recipe))
     dates = date_notes(recipe)
-    for note in (*cache_notes(recipe), *dates, *stop_notes(checked.recipe, checked.sources)):
+    warned = [f"{each.detail}; {each.remedy}" for each in checked.findings if each.level == "warn"]
+    for note in (*cache_notes(recipe), *dates, *warned, *stop_notes(checked.recipe, checked.sources)):
         print(note, file=sys.stderr)
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "folder_prints_date",
     "prints_date",
     "readable_args",
+    "special_tokens",
     "template_environment",
     "template_texts",
     "with_date",
@@ -127,6 +128,14 @@ def with_date(template: Any, date: str) -> Any:
     return f"{{% macro strftime_now(form) %}}{macro}{{% endmacro %}}{template}"
 
 
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that templates print, by their names. Raises: DataError if a file isn't JSON."""
+    settings = json_object(folder / "tokenizer_config.json").items()
+    tokens = {key: value for key, value in settings if key.endswith("_token")}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}  # `add_bos_token` is a bool
+
+
 def template_texts(folder: Path) -> list[str]:
     """The texts of all templates in a folder. Raises: DataError if a file is not valid JSON."""
     texts = [_text(path) for path in _jinja_files(folder)]
@@ -207,9 +216,21 @@ def template_environment() -> "Environment":
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
+    def to_json(
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
     functions = cast("dict[str, Any]", environment.globals)
+    environment.filters["tojson"] = to_json  # Jinja's own escapes HTML, and takes fewer arguments
     functions |= {"raise_exception": raise_exception, "strftime_now": datetime.now().strftime}
     return environment

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow import added
 from astraflow.errors import ConfigError, HistoryRewrittenError, ImageError, RolloutError
 from astraflow.protocols import CompletionText, Engine, Renderer
 from astraflow.rollout.progress import EpisodeProgress
@@ -30,7 +32,7 @@ from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.rollout.renderer import ChatRenderer
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
 from astraflow.types.bounds import as_label
-from astraflow.workflows.calls import CallParser, tagged_calls
+from astraflow.workflows.calls import FormatName, ParserOrName
 from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
 
 __all__ = [
@@ -59,6 +61,13 @@ class HostedPolicy:
     info: PolicyInfo
     engine: Engine
     renderer: Renderer
+    model_dir: Path | None = None
+    """The model's folder, whose chat template shows in which format the policy writes calls."""
+
+    @property
+    def call_format(self) -> FormatName:
+        """The format of tool calls that the chat template prints; `tagged` if it prints none."""
+        return added.call_format(self.model_dir, self.info.template_args) if self.model_dir else "tagged"
 
     @property
     def sees_images(self) -> bool:
@@ -133,7 +142,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 EndpointOpener: TypeAlias = Callable[
-    ["Dialogue", CallParser, Mapping[str, str]], AbstractAsyncContextManager[Endpoint]
+    ["Dialogue", ParserOrName, Mapping[str, str]], AbstractAsyncContextManager[Endpoint]
 ]
 """Opens an episode's endpoint for agent programs, as the `Gateway` of the add-on `agents` does."""
 
@@ -256,6 +265,7 @@ class Dialogue:
             len(generation.token_ids),
             idx,
             begins_in_reasoning=hosted.opens_reasoning(token_ids),
+            call_format=hosted.call_format,
         )
         return completion, generation
 
@@ -376,7 +386,7 @@ class _Policies(Policies):
         return len(self._dialogue.hosted)
 
     def endpoint(
-        self, *, parser: CallParser = tagged_calls, roles: Mapping[str, str] | None = None
+        self, *, parser: ParserOrName = "auto", roles: Mapping[str, str] | None = None
     ) -> AbstractAsyncContextManager[Endpoint]:
         for name in (roles or {}).values():
             self[name]  # raises ConfigError if the run doesn't have the policy

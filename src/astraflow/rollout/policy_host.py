@@ -387,7 +387,7 @@ class PolicyHost:
                 made = self._make_engine(snapshot)
                 self._engine = await made if inspect.isawaitable(made) else made
             await self._engine.load(snapshot, slot="live")  # returns once the version is served
-            self.hosted = HostedPolicy(self.info, self._engine, renderer)
+            self.hosted = HostedPolicy(self.info, self._engine, renderer, snapshot.model_dir)
             self._note_installed(snapshot, "live")
             self._spans.append(BusySpan("load", began_s, time.time()))
             return

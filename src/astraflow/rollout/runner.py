@@ -42,7 +42,7 @@ from astraflow.types import (
 from astraflow.types.bounds import as_label, as_text
 from astraflow.types.facts import episode_weights
 from astraflow.user_input.own_code import ending_forks, error_text, find_own_line, own_frames
-from astraflow.workflows.calls import CallParser
+from astraflow.workflows.calls import ParserOrName
 from astraflow.workflows.conversation import (
     MAX_TIMES,
     Endpoint,
@@ -315,7 +315,7 @@ class EpisodeRunner:
         return wire.checked(episode)
 
     def _open_endpoint(
-        self, dialogue: Dialogue, parser: CallParser, roles: Mapping[str, str]
+        self, dialogue: Dialogue, parser: ParserOrName, roles: Mapping[str, str]
     ) -> AbstractAsyncContextManager[Endpoint]:
         """Opens an endpoint for the programs of an episode. Raises: ConfigError if the add-on that has
         them is left out."""

@@ -12,7 +12,7 @@ from astraflow.protocols import Scorer, ScoringCall
 from astraflow.tasks.rows import shorten
 from astraflow.tasks.variants import PromptsConfig, RowsConfig
 from astraflow.types import Task
-from astraflow.types.model_text import find_reasoning, without_reasoning
+from astraflow.types.model_text import without_reasoning
 from astraflow.types.row_columns import answers_of
 
 __all__ = ["AnswerScorer", "answer_checker", "extract_answer", "group_end", "has_text", "right_answers"]
@@ -27,8 +27,9 @@ def extract_answer(text: str, *, mode: str) -> str | None:
     `=`); `answer_tag` (the content of the last `<answer>...</answer>`); `boxed` (the content of the last
     `\\boxed{...}`).
     """
-    if find_reasoning(text) is not None:
-        text = without_reasoning(text)
+    reply = without_reasoning(text)
+    if reply != text.strip():
+        text = reply
         if not text:
             return None
     return _EXTRACTORS[mode](text)

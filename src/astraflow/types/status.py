@@ -319,6 +319,8 @@ class PolicyStatus(Item, frozen=True, kw_only=True):
     """Good training episodes since the last commit."""
     score_mean: BatchFloat = 0.0
     """Mean of their scores; 0 without one."""
+    unread_calls_frac: BatchFloat = 0.0
+    """Share of their turns that look like a tool call, but from which none was read."""
 
 
 class StatusReply(Item, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, 
 from astraflow.types.bounds import Label, LongText, Reward, as_number
 from astraflow.types.row_columns import row_of, with_row
 from astraflow.wire import ColumnType, column
-from astraflow.workflows.calls import CallParser, tagged_calls, without_reasoning
+from astraflow.workflows.calls import FormatName, ParserOrName, without_reasoning
 
 __all__ = [
     "MAX_TIMES",
@@ -77,6 +77,8 @@ class Completion:
     """Position among the completions of the episode."""
     begins_in_reasoning: bool = False
     """Whether the chat template opened <think> in the prompt, so the policy didn't sample that tag."""
+    call_format: FormatName = "tagged"
+    """The format of tool calls that the policy's chat template prints."""
 
     @property
     def is_truncated(self) -> bool:
@@ -257,7 +259,7 @@ class Policies(Mapping[str, Policy]):
 
     @abstractmethod
     def endpoint(
-        self, *, parser: CallParser = tagged_calls, roles: Mapping[str, str] | None = None
+        self, *, parser: ParserOrName = "auto", roles: Mapping[str, str] | None = None
     ) -> AbstractAsyncContextManager[Endpoint]:
         """Opens the episode's own OpenAI-compatible endpoint, for the duration of an `async with` block.
 

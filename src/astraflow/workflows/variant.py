@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from astraflow.config import Config, Use, Variant, load_component
 from astraflow.types import Task
-from astraflow.workflows.calls import CALL_PARSERS, CallParser
+from astraflow.workflows.calls import FormatName, ParserOrName
 from astraflow.workflows.conversation import Rewards, Workflow
 from astraflow.workflows.roles import name_at
 
@@ -42,6 +42,11 @@ class WorkflowVariant(Variant):
     rewards_itself: ClassVar[bool] = False
     """Whether the workflow may reward episodes without the recipe's reward, which then need not fit the
     tasks."""
+
+    @property
+    def call_parser(self) -> "ParserChoice | None":
+        """How it reads the tool calls of its policies; None if it reads none."""
+        return None
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -105,8 +110,9 @@ class PolicyRoles(WorkflowVariant):
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-ParserChoice = Literal["tagged", "bare_json"] | Use
-"""How a model writes tool calls: the name of a built-in parser, or a function of the user's own."""
+ParserChoice = Literal["auto"] | FormatName | Use
+"""How a model writes tool calls: as its chat template prints them (`auto`), by the name of a format, or as a
+function of the user's own reads them."""
 
 
 def template(*names: str) -> AfterValidator:
@@ -126,9 +132,9 @@ def template(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def load_parser(parser: ParserChoice) -> CallParser:
-    """Loads the parser of calls that the workflow's key `parser` names. Raises: ConfigError."""
-    return load_function(parser, "workflow.parser") if isinstance(parser, Use) else CALL_PARSERS[parser]
+def load_parser(parser: ParserChoice) -> ParserOrName:
+    """Loads the user's own function, if the workflow's key `parser` names one. Raises: ConfigError."""
+    return load_function(parser, "workflow.parser") if isinstance(parser, Use) else parser
 
 
 def load_function(use: Use, where: str) -> Callable[..., Any]:

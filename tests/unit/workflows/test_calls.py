@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from astraflow.types.model_text import with_opening
+from astraflow.tasks.answers import extract_answer
+from astraflow.types.model_text import find_reasoning, with_opening
 from astraflow.workflows.calls import (
     CALL_PARSERS,
     bare_json_calls,
@@ -107,6 +108,44 @@ def test_a_bare_call_in_reasoning_is_not_a_call(text: str, called: list[str]) ->
 def test_what_a_model_says_is_its_text_without_its_reasoning(text: str, said: str) -> None:
     assert without_reasoning(text) == said
     assert Completion("actor", text, "stop", 1, 0).reply == said
+
+
+JSON = '{"q": "</think> <|end|>"}'
+TO_FIND = "<|start|>assistant to=functions.find<|channel|>commentary json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "reply"),
+    [
+        ("<seed:think>hm</seed:think>5", "hm", "5"),
+        ("<|channel>thought\nhm\n<channel|>5", "\nhm\n", "5"),
+        ("hm<channel|>5", "hm", "5"),
+        ("<|START_THINKING|>hm<|END_THINKING|>5", "hm", "5"),
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>5", "hm", "5"),
+        ("<|channel|>analysis<|message|>hm", "hm", ""),
+        ("<|channel|>final<|message|>5<|return|>", None, "5"),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis"
+            f"<|message|>hm<|end|>{TO_FIND}{JSON}<|call|>",
+            "hm",
+            f"I look.\n{TO_FIND}{JSON}<|call|>",
+        ),
+        ("Headers such as <|channel|>final<|message|> are text.", None, None),
+        (
+            "<think>a</think><parameter=q>\n</think>\n</parameter>",
+            "a",
+            "<parameter=q>\n</think>\n</parameter>",
+        ),
+        (f"hm</think><|tool_call_argument_begin|>{JSON}", "hm", f"<|tool_call_argument_begin|>{JSON}"),
+        ("[find(q='</think>')]", None, None),
+    ],
+)
+def test_each_family_marks_its_reasoning(text: str, reasoning: str | None, reply: str | None) -> None:
+    found = find_reasoning(text)
+    assert (found and found.text_in(text)) == reasoning
+    said = text if reply is None else reply
+    assert without_reasoning(text) == Completion("actor", text, "stop", 1, 0).reply == said
+    assert extract_answer(text, mode="whole") == (said or None)
 
 
 def test_a_reply_is_not_searched_for_reasoning_again() -> None:

@@ -15,7 +15,7 @@ from astraflow.errors import RolloutError
 from astraflow.types import Item, Message
 from astraflow.types.bounds import as_number
 from astraflow.user_input.own_code import ending_forks
-from astraflow.workflows.calls import CALL_PARSERS, CallParser
+from astraflow.workflows.calls import ParserOrName
 from astraflow.workflows.conversation import AgentReport, Endpoint, Policies, Rewards, ScoredTask
 
 __all__ = ["AgentRun", "AgentTask", "add_endpoint_metrics", "agent", "function_run"]
@@ -35,7 +35,7 @@ AgentRun: TypeAlias = Callable[[AgentTask, Endpoint], Awaitable[AgentReport]]
 
 
 async def agent(
-    task: ScoredTask, policies: Policies, *, run: AgentRun, parser: str | CallParser = "tagged"
+    task: ScoredTask, policies: Policies, *, run: AgentRun, parser: ParserOrName = "auto"
 ) -> Rewards:
     """Runs an agent program on the episode's endpoint.
 
@@ -45,9 +45,7 @@ async def agent(
     Raises: RolloutError if the program got no completion, or rewards a policy that the run does not have.
     """
     agent_task = AgentTask(id=task.id, source=task.source, prompt=task.prompt, context=task.context)
-    async with policies.endpoint(
-        parser=CALL_PARSERS[parser] if isinstance(parser, str) else parser
-    ) as endpoint:
+    async with policies.endpoint(parser=parser) as endpoint:
         report = await run(agent_task, endpoint)
     if endpoint.num_completions == 0:
         refused = f"; its last request was refused: {endpoint.problem}" if endpoint.problem else ""

@@ -79,8 +79,8 @@ class AgentConfig(WorkflowVariant):
     name: Literal["agent"] = "agent"
     run: Annotated[ProgramConfig | Use, Field(discriminator="name")]
     """A program, or a function `(task, endpoint)` of your own."""
-    parser: ParserChoice = "tagged"
-    """How the model writes tool calls: JSON in `<tool_call>` tags (Hermes, Qwen), bare JSON (Llama 3), or a
+    parser: ParserChoice = "auto"
+    """How the model writes tool calls: as its chat template prints them (`auto`), the name of a format, or a
     function of your own from a text to calls."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
@@ -91,6 +91,11 @@ class AgentConfig(WorkflowVariant):
         for name in names:
             acting[f"model {name}"] = name
         return acting
+
+    @property
+    def call_parser(self) -> ParserChoice:
+        """See `WorkflowVariant.call_parser`."""
+        return self.parser
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -125,8 +130,8 @@ class HostedConfig(HostConfig, WorkflowVariant):
     roles: dict[str, str] = Field(default_factory=dict)
     """Policy of each role of the environment, e.g. `{solver: actor}`; empty: the recipe's policies in order,
     and the last one for all remaining roles."""
-    parser: ParserChoice = "tagged"
-    """How the model writes tool calls: JSON in `<tool_call>` tags (Hermes, Qwen), bare JSON (Llama 3), or a
+    parser: ParserChoice = "auto"
+    """How the model writes tool calls: as its chat template prints them (`auto`), the name of a format, or a
     function of your own from a text to calls."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
@@ -134,6 +139,11 @@ class HostedConfig(HostConfig, WorkflowVariant):
         return {
             f"roles.{role}": name for role, name in (self.roles or {name: name for name in names}).items()
         }
+
+    @property
+    def call_parser(self) -> ParserChoice:
+        """See `WorkflowVariant.call_parser`."""
+        return self.parser
 
     @property
     def commands(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from astraflow.addons.agents.hosts.host import Host
 from astraflow.addons.agents.hosts.messages import EpisodeEnd, HostedSpec, RunRequest, RunReward
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.user_input.mistakes import hint
-from astraflow.workflows.calls import CallParser
+from astraflow.workflows.calls import ParserOrName
 from astraflow.workflows.conversation import Endpoint, Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import name_at
 
@@ -28,7 +28,7 @@ class HostedWorkflow:
     mention, or declares as not trained, is left out of training.
     """
 
-    def __init__(self, config: HostedConfig, parser: CallParser, host: Host | None = None) -> None:
+    def __init__(self, config: HostedConfig, parser: ParserOrName, host: Host | None = None) -> None:
         """`host`: None makes one from the config."""
         self._config = config
         self._parser = parser

@@ -24,7 +24,7 @@ from astraflow.addons.agents.program_start import ProgramEnd, ProgramPlace, Prog
 from astraflow.addons.agents.sandboxed_program import SandboxedPrograms
 from astraflow.addons.sandbox.passed_variables import passed_variables
 from astraflow.errors import ConfigError, RolloutError
-from astraflow.workflows.calls import CallParser
+from astraflow.workflows.calls import ParserOrName
 from astraflow.workflows.conversation import (
     AgentReport,
     Endpoint,
@@ -102,7 +102,7 @@ class ProgramRuns:
         return _read_report(end.result) or endpoint.report or AgentReport(text=text or None)
 
 
-def program_agent(config: ProgramConfig, parser: CallParser, private: tuple[Path, ...]) -> Workflow:
+def program_agent(config: ProgramConfig, parser: ParserOrName, private: tuple[Path, ...]) -> Workflow:
     """Makes the workflow `agent` for a program. The metric `unboxed` counts episodes without a box."""
     runs = ProgramRuns(config, private=private)
 

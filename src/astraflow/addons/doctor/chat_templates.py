@@ -1,21 +1,22 @@
 """Checks the chat templates of a recipe's policies before anything is loaded.
 
-Each must render a prompt, which needs no library of the model. And completions must have room for an answer:
+Each must render a prompt, which needs no library of the model. If the workflow reads calls, it should show
+tools, and print calls in a format that is read. And completions must have room for an answer:
 templates such as Qwen3's let the model think unless the recipe says `enable_thinking: false`. Most thoughts
 take thousands of tokens, so with a short `sampling.max_tokens`, hardly any completion has an answer.
 """
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from astraflow.addons.formats.derive import TemplateReport, examine_template
+from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
-from astraflow.models.chat_template import template_environment, template_texts
-from astraflow.models.template_limits import within_limit
-from astraflow.recipe.recipe import PolicyConfig, Recipe
-from astraflow.run.checks import Check, Examined
+from astraflow.models.chat_template import template_texts
+from astraflow.recipe.recipe import Recipe
+from astraflow.run.checks import Check, Examined, Finding
 from astraflow.user_input.mistakes import as_written
+from astraflow.workflows.variant import ParserChoice
 
 __all__ = ["RENDERING_CHECK", "check_thinking"]
 
@@ -28,31 +29,44 @@ _ENOUGH = 4_096
 def _check_templates(examined: Examined) -> None:
     if find_spec("jinja2") is not None:
         for name in examined.sound:
-            examined.collect("chat templates", _render, name, examined.recipe.policies[name])
+            examined.collect("chat templates", _examine, name, examined.recipe)
 
 
-def _render(name: str, policy: PolicyConfig) -> None:
-    """Raises: DataError if the template fails."""
-    settings = policy.model_dir / "tokenizer_config.json"
-    content: dict[str, Any] = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    tokens = {key: value for key, value in content.items() if key.endswith("_token") and value}
-    special: dict[str, Any] = {
-        key: value["content"] if isinstance(value, dict) else value for key, value in tokens.items()
-    }
-    if not (texts := template_texts(policy.model_dir)):
-        return  # the library `renderers` renders the policy
-    text = texts[0]
+def _examine(name: str, recipe: Recipe) -> Finding:
+    """Says what the chat template does with tool calls, if the workflow reads any.
 
-    def render() -> str:
-        prompt = [{"role": "user", "content": "1 + 1"}]
-        given = {"messages": prompt, "tools": None, "add_generation_prompt": True}
-        return template_environment().from_string(text).render({**special, **given, **policy.template_args})
+    Raises: DataError if the template fails.
+    """
+    policy = recipe.policies[name]
+    where = f"{as_written(f'policies.{name}.model')} = {policy.model!r}"
+    if not template_texts(policy.model_dir):
+        return Finding("ok", "chat templates", f"the library `renderers` renders {name}")
+    report = examine_template(policy.model_dir, policy.template_args)
+    if report.error:
+        raise DataError(f"{where}: its chat template fails: {report.error}")
+    parser = None if isinstance(recipe.workflow, Use) else recipe.workflow.call_parser
+    problem, remedy = _problem(report, parser) if parser else ("", "")
+    if problem:
+        return Finding("warn", "chat templates", f"{where}: its chat template {problem}", remedy)
+    text = f"{name} writes calls in the format {report.format}" if parser and report.format else ""
+    forks = "new messages drop earlier reasoning, which starts new trajectories (`forks`)"
+    return Finding(
+        "ok", "chat templates", "; ".join(filter(None, (text, forks if report.drops_reasoning else "")))
+    )
 
-    try:
-        within_limit(render)
-    except DataError as err:
-        where = f"{as_written(f'policies.{name}.model')} = {policy.model!r}"
-        raise DataError(f"{where}: its chat template fails: {err}") from err
+
+def _problem(report: TemplateReport, parser: ParserChoice) -> tuple[str, str]:
+    """What a workflow with this parser can't do with the template, and the remedy."""
+    if report.hides_tools:
+        return f"can't show tools: {report.hides_tools}", "use a model whose template takes `tools`"
+    if isinstance(parser, Use):
+        return "", ""
+    if report.format is None and report.unread and parser == "auto":
+        remedy = "name the format in workflow.parser, or a function of your own that reads it"
+        return f"prints a call as {report.unread[:200]!r}, which no format reads", remedy
+    if parser != "auto" and report.format not in (None, parser):
+        return f"prints calls in the format {report.format}, not {parser}", "remove workflow.parser"
+    return "", ""
 
 
 RENDERING_CHECK = Check("chat templates", ("trial",), _check_templates)

@@ -45,7 +45,8 @@ async def host_models(
             engine = make_engine(snapshot)
             stack.push_async_callback(engine.close)
             info = msgspec.structs.replace(policy_info(name, recipe.policies[name]), date=date)
-            hosted[name] = HostedPolicy(info, engine, policy_renderer(info, snapshot.model_dir))
+            renderer = policy_renderer(info, snapshot.model_dir)
+            hosted[name] = HostedPolicy(info, engine, renderer, snapshot.model_dir)
         yield hosted
 
 

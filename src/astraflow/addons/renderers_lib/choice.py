@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from astraflow.errors import ConfigError, DataError
-from astraflow.models.chat_template import template_environment, template_texts
+from astraflow.models.chat_template import special_tokens, template_environment, template_texts
 from astraflow.models.template_limits import within_limit
 from astraflow.user_input.extras import install_command
 from astraflow.user_input.own_code import error_text
@@ -114,10 +114,7 @@ def _fitting(model_dir: Path, template: str) -> str:
 
 def _is_enough(model_dir: Path, templates: list[str]) -> bool:
     """Returns whether a folder's chat template shows the result of a tool after a reply in plain text."""
-    special: dict[str, object] = {}
-    for key, value in json_object(model_dir / "tokenizer_config.json").items():
-        if key.endswith("_token") and isinstance(value, str | dict):  # `add_bos_token` is a bool
-            special[key] = cast("dict[str, object]", value)["content"] if isinstance(value, dict) else value
+    special = special_tokens(model_dir)
 
     def render() -> str:
         given = {**special, "messages": _PROBE, "tools": None, "add_generation_prompt": True}

@@ -16,10 +16,10 @@ from astraflow.addons.search.retrieval.documents import Document
 from astraflow.config import Use
 from astraflow.errors import QueryError, RolloutError
 from astraflow.types import Message, ToolSpec
-from astraflow.workflows.calls import ToolCall, looks_like_call, offered_calls, tagged_calls
-from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
+from astraflow.workflows.calls import ToolCall, chosen_parser, is_unread, offered_calls
+from astraflow.workflows.conversation import Completion, Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import policy_at
-from astraflow.workflows.variant import PolicyRoles, template
+from astraflow.workflows.variant import ParserChoice, PolicyRoles, template
 
 __all__ = ["PASSAGE", "QUERY_PATTERN", "RESULTS", "SEARCH_TOOL", "SearchConfig", "Searchable", "search"]
 
@@ -101,6 +101,11 @@ class SearchConfig(PolicyRoles):
     search_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds after which a search fails its episode."""
 
+    @property
+    def call_parser(self) -> ParserChoice | None:
+        """See `WorkflowVariant.call_parser`."""
+        return "auto" if self.style == "tools" else None
+
     def make(self) -> Workflow:
         """Makes the workflow. Raises: ConfigError or DataError if the index is missing or broken."""
         from astraflow.addons.search.retrieval.index import check_index, open_index
@@ -149,7 +154,7 @@ async def search(
     searches = _SearchLog(index, top_k, search_timeout_s)
     answer = await chat.say(task.prompt)
     while searches.num < max_searches:
-        queries = _queries_of(answer.reply, None if in_calls else pattern)
+        queries = searches.called_in(answer) if in_calls else _queries_of(answer.reply, pattern)
         if not queries:
             break
         allowed = queries[: max_searches - searches.num]
@@ -163,7 +168,9 @@ async def search(
         answer = await chat.send(messages)
     rewards = Rewards()
     rewards.add(chat, await task.score(answer.text))
-    searches.report(rewards, answer.reply if in_calls else "")
+    if in_calls and searches.num >= max_searches:
+        searches.called_in(answer)  # counts a call that can't be read
+    searches.report(rewards)
     return rewards
 
 
@@ -177,6 +184,7 @@ class _SearchLog:
         self._timeout_s = timeout_s
         self._num_errors = 0
         self._num_empty = 0
+        self._num_unread = 0
         self._times: list[float] = []
 
     async def run(self, query: _Query) -> _SearchResult:
@@ -202,9 +210,16 @@ class _SearchLog:
         finally:
             self._times.append(time.perf_counter() - started)
 
-    def report(self, rewards: Rewards, reply: str) -> None:
-        """Adds the episode's metrics. `reply`: the scored answer if the policy can call the tool."""
-        rewards.add_metric("unread_calls", float(looks_like_call(reply, (SEARCH_TOOL.name,))))
+    def called_in(self, answer: Completion) -> list[_Query]:
+        """The queries in the calls of an answer."""
+        tools = {SEARCH_TOOL.name: SEARCH_TOOL.parameters}
+        calls = offered_calls(chosen_parser("auto", answer.call_format), answer.reply, tools)
+        self._num_unread += is_unread(calls, answer.reply, tools)
+        return [_read_query(call) for call in calls]
+
+    def report(self, rewards: Rewards) -> None:
+        """Adds the episode's metrics."""
+        rewards.add_metric("unread_calls", self._num_unread)
         rewards.add_metric("searches", self.num)
         rewards.add_metric("search_errors", self._num_errors)
         rewards.add_metric("empty_searches", self._num_empty)
@@ -216,21 +231,18 @@ class _SearchLog:
 # --- queries and what they find -------------------------------------------------------------------
 
 
-def _queries_of(reply: str, pattern: re.Pattern[str] | None) -> list[_Query]:
-    """The queries in the calls of a reply or, with a pattern, the first one in its text. Later ones don't
-    count: the policy wrote them without its results."""
-    if pattern is None:
-        calls = offered_calls(tagged_calls, reply, (SEARCH_TOOL.name,))
-        return [_read_query(call) for call in calls]
+def _queries_of(reply: str, pattern: re.Pattern[str]) -> list[_Query]:
+    """The first query in the text of a reply. Later ones don't count: the policy wrote them without its
+    results."""
     match = pattern.search(reply)
     return [_Query(match[1] or "")] if match else []
 
 
 def _read_query(call: ToolCall) -> _Query:
-    if call.problem:
+    if call.problem and not call.name:
         return _Query(problem=call.problem)
     query = call.arguments.get("query")
-    if call.name != SEARCH_TOOL.name or not isinstance(query, str):
+    if call.problem or not isinstance(query, str):
         return _Query(problem='expected {"name": "search", "arguments": {"query": "..."}}')
     return _Query(query)
 

@@ -51,9 +51,9 @@ class ToolUseConfig(PolicyRoles):
     sets, or a parameter annotated `ToolContext`, which tells the tool its task and episode."""
     policy: str = ""
     """Policy that answers; empty: the recipe's first policy."""
-    parser: ParserChoice = "tagged"
-    """Format of calls: JSON in `<tool_call>` tags (Hermes, Qwen), bare JSON (Llama 3), or your own function
-    that extracts calls from a text."""
+    parser: ParserChoice = "auto"
+    """How the model writes tool calls: as its chat template prints them (`auto`), the name of a format, or a
+    function of your own from a text to calls."""
     max_calls: int = Field(default=8, ge=1)
     """Maximum number of calls per episode."""
     call_timeout_s: float = Field(default=10.0, gt=0)
@@ -62,6 +62,11 @@ class ToolUseConfig(PolicyRoles):
     """Maximum number of characters of a result that the model sees."""
     error_cost: float = Field(default=0.0, ge=0)
     """Subtracted from the reward for each failed call."""
+
+    @property
+    def call_parser(self) -> ParserChoice:
+        """See `WorkflowVariant.call_parser`."""
+        return self.parser
 
     def make(self) -> Workflow:
         """Makes the workflow. Raises: ConfigError if a tool or the parser can't be loaded."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from astraflow.addons.tools.tool import Tool, ToolContext, ToolResult, run_call
 from astraflow.types import Message
-from astraflow.workflows.calls import CALL_PARSERS, CallParser, ToolCall, looks_like_call, offered_calls
+from astraflow.workflows.calls import ParserOrName, ToolCall, chosen_parser, is_unread, offered_calls
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import in_parallel, policy_at
 
@@ -22,7 +22,7 @@ async def tool_use(
     *,
     tools: Sequence[Tool],
     policy: str = "",
-    parser: str | CallParser = "tagged",
+    parser: ParserOrName = "auto",
     max_calls: int = 8,
     call_timeout_s: float = 10.0,
     max_result_chars: int = 4096,
@@ -36,10 +36,9 @@ async def tool_use(
     Rewards: the entire conversation gets that score, minus `error_cost` for each failed call.
 
     Metrics: `tool_calls`, the number of calls; `tool_errors`, the number of failed calls; `tool_timeouts`,
-    the number of these that took too long; `unread_calls`, 1 if the scored answer looks like a call;
-    `tool_call_s_p50` and `_p95`, percentiles of a call's seconds.
+    the number of these that took too long; `unread_calls`, the number of answers that look like a call, but
+    from which none was read; `tool_call_s_p50` and `_p95`, percentiles of a call's seconds.
     """
-    calls_in = CALL_PARSERS[parser] if isinstance(parser, str) else parser
     known = {tool.spec.name: tool for tool in tools}
     context = ToolContext(task.task, secrets.token_hex(8))
     run = partial(run_call, known, context=context, timeout_s=call_timeout_s, max_chars=max_result_chars)
@@ -48,8 +47,14 @@ async def tool_use(
     )
     rewards = Rewards()
     tool_calls = _Calls(run, rewards)
+    schemas = {name: tool.spec.parameters for name, tool in known.items()}
     answer = await chat.say(task.prompt)
-    while tool_calls.num < max_calls and (calls := offered_calls(calls_in, answer.reply, known)):
+    num_unread = 0
+    while True:
+        calls = offered_calls(chosen_parser(parser, answer.call_format), answer.reply, schemas)
+        num_unread += is_unread(calls, answer.reply, known)
+        if not calls or tool_calls.num >= max_calls:
+            break
         answer = await chat.send(await tool_calls.answers(calls, most=max_calls - tool_calls.num))
     score = await task.score(answer.text)
     rewards.add(chat, score - error_cost * tool_calls.num_errors)
@@ -57,7 +62,7 @@ async def tool_use(
     rewards.add_metric("tool_calls", tool_calls.num)
     rewards.add_metric("tool_errors", tool_calls.num_errors)
     rewards.add_metric("tool_timeouts", tool_calls.num_late)
-    rewards.add_metric("unread_calls", float(looks_like_call(answer.reply, known)))
+    rewards.add_metric("unread_calls", num_unread)
     return rewards
 
 

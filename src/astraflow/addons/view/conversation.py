@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow import wire
+from astraflow.addons.formats.readers import calls_in_any_format
 from astraflow.types import Item, MediaRef, Message, Trajectory
-from astraflow.types.model_text import REASONING_TAGS, find_reasoning
+from astraflow.types.model_text import channel_messages, find_reasoning
 from astraflow.workflows.calls import bare_json_calls, tagged_calls
 
 __all__ = [
@@ -305,26 +306,25 @@ def _opens_answer(blocks: list[MessageBlock]) -> bool:
 
 # --- parts of a text ------------------------------------------------------------------------------
 
-_CLOSINGS = {
-    "<|channel|>analysis<|message|>": "<|end|>",
+_CALLS = {
     "<tool_call>": "</tool_call>",
-    "<tool_response>": "</tool_response>",
     "[TOOL_CALLS]": "",
     "<|python_tag|>": "",
+    "<|tool_call|>": "",
+    "functools[": "",
+    "<|tool_call>": "<tool_call|>",
+    "<|tool_call_start|>": "<|tool_call_end|>",
+    "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",
+    "<|START_ACTION|>": "<|END_ACTION|>",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>": "<\uff5ctool\u2581calls\u2581end\uff5c>",
+    "<\uff5cDSML\uff5cfunction_calls>": "</\uff5cDSML\uff5cfunction_calls>",
+    "<\uff5cDSML\uff5ctool_calls>": "</\uff5cDSML\uff5ctool_calls>",
+    **{f"<{name}>": f"</{name}>" for name in ("minimax:tool_call", "seed:tool_call", "TOOLCALL")},
+    **{f"<{name}>": f"</{name}>" for name in ("tool_calls", "function_calls")},
 }
-"""The tags around parts other than reasoning. An empty closing tag means that the part goes on to the end of
-the text."""
-_KINDS: dict[str, PartKind] = {
-    "<tool_call>": "call",
-    "[TOOL_CALLS]": "call",
-    "<|python_tag|>": "call",
-    "<tool_response>": "result",
-}
-"""Kinds of the parts that are not reasoning."""
+"""The tags around calls. An empty closing tag means that the call goes on to the end of the text."""
+_CLOSINGS = {**_CALLS, "<tool_response>": "</tool_response>"}
 _OPENING = re.compile("|".join(map(re.escape, _CLOSINGS)))
-_REASONING_OPENING = re.compile("|".join(map(re.escape, REASONING_TAGS)))
-_REASONING_CLOSING = re.compile("(?:" + "|".join(map(re.escape, REASONING_TAGS.values())) + ")$")
-_FUNCTION = re.compile(r"\s*<function=([\w.-]{1,100})>")
 NEVER_ENDED = "it never ended"
 
 
@@ -388,23 +388,25 @@ def _parts(
         name = ""
         problem = "" if is_closed else NEVER_ENDED
         if kind == "call":
-            name, problem = _read_call(text[start:end])
+            name, problem = _read_call(text, start, end)
         parts.append(MessagePart(kind=kind, pieces=own, name=name, problem=problem))
     return tuple(parts)
 
 
 def _spans(text: str, *, is_thinking: bool) -> Iterable[tuple[PartKind, int, int, bool]]:
     """Yields (kind, start, end, whether it is closed) of each part, without its tags."""
+    if messages := channel_messages(text):
+        for each in messages:
+            kind: PartKind = "thinking" if each.is_reasoning else "call" if each.is_call else "text"
+            yield kind, each.place.text_start, each.place.text_end, each.place.is_finished or kind == "text"
+        yield "text", messages[-1].place.end, len(text), True
+        return
     reasoning = find_reasoning(text, begins_inside=is_thinking)
     if reasoning is None:
         yield from _spans_between(text, 0, len(text))
         return
     yield from _spans_between(text, 0, reasoning.start)
-    opening = _REASONING_OPENING.match(text, reasoning.start)
-    closing = _REASONING_CLOSING.search(text, reasoning.start, reasoning.end)
-    start = opening.end() if opening else reasoning.start
-    end = closing.start() if closing and reasoning.is_finished else reasoning.end
-    yield "thinking", start, end, reasoning.is_finished
+    yield "thinking", reasoning.text_start, reasoning.text_end, reasoning.is_finished
     yield from _spans_between(text, reasoning.end, len(text))
 
 
@@ -418,7 +420,7 @@ def _spans_between(text: str, pos: int, last: int) -> Iterable[tuple[PartKind, i
         end = text.find(closing, opening.end(), last) if closing else last
         is_closed = end >= 0
         end = end if is_closed else last
-        yield _KINDS.get(opening[0], "thinking"), opening.end(), end, is_closed
+        yield "call" if opening[0] in _CALLS else "result", opening.end(), end, is_closed
         pos = min(last, end + len(closing))
     yield "text", pos, last, True
 
@@ -443,10 +445,9 @@ def _pieces_in(pieces: Sequence[TextPiece], start: int, end: int) -> tuple[TextP
     return tuple(cut)
 
 
-def _read_call(body: str) -> tuple[str, str]:
-    """Returns the names of the functions that the text of a call names, and why it can't be read."""
-    if function := _FUNCTION.match(body):
-        return function[1], ""
-    calls = tagged_calls(f"<tool_call>{body}</tool_call>")
+def _read_call(text: str, start: int, end: int) -> tuple[str, str]:
+    """Returns the names of the functions that the call at this place names, and why it can't be read."""
+    calls = [call for call in calls_in_any_format(text) if call.start < end and start < call.end]
+    calls = calls or tagged_calls(f"<tool_call>{text[start:end]}</tool_call>")
     names = ", ".join([call.name for call in calls if call.name])
     return names, next((call.problem for call in calls if call.problem), "")

@@ -5,7 +5,7 @@ left out, and `problems` says so.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from astraflow.dataflow.core.commands import EpisodeFacts
 from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Item, Message, Trajectory
+from astraflow.types.model_text import CALL_OPENINGS
 
 __all__ = ["MAX_TOKENS", "EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view"]
 
@@ -40,6 +41,7 @@ MAX_TOKENS = 20_000
 """Maximum number of tokens shown of one trajectory."""
 _MAX_MESSAGE = 200_000
 """Maximum number of characters shown of one message."""
+_MAX_CALL = 300
 _MAX_STREAMS = 8
 
 
@@ -142,12 +144,22 @@ def episode_view(
         messages=tuple([MessageView(role=m.role, name=m.name, content=_clean(m.content)) for m in messages]),
         metrics=metrics,
         failure=_clean(failure),
-        problems=tuple(problems),
+        problems=(*problems, *_unread_words(metrics, messages)),
         sequences=sequences,
         reward_said=reward_words(row, turn_rewards, metrics),
         versions_said=version_words(trajectory) if trajectory is not None else "",
         place=NO_PLACE if in_group else place_of(database, row),
     )
+
+
+def _unread_words(metrics: Mapping[str, float], messages: Sequence[Message]) -> list[str]:
+    """Says how many calls were not read, with the text of the first that has tags; empty if all were."""
+    num = metrics.get("unread_calls", 0.0)
+    said = [message.content for message in messages if message.role == "assistant"]
+    text = next((each for each in said if any(mark in each for mark in CALL_OPENINGS)), (said or [""])[-1])
+    begin = min((text.find(mark) for mark in CALL_OPENINGS if mark in text), default=0)
+    shown = _clean(text[begin : begin + _MAX_CALL])
+    return [f"{num:g} answers look like a tool call that was not read: {shown}"] if num else []
 
 
 def _tokens(

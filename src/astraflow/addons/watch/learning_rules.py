@@ -30,6 +30,9 @@ _MAX_GAP = 0.5
 _GAP_STEPS = 3
 _ALL_CUT_FRAC = 0.99
 _UNBOUNDED_FRAC = 0.5
+_UNREAD_FRAC = 0.01
+_UNREAD_EPISODES = 8
+"""With fewer episodes, unread calls can be the slips of a model that is still learning."""
 _FAR_GAP = 0.1
 """Nats, as the mean over all tokens. Its square is the smallest budget of the recipes, 0.01."""
 
@@ -172,6 +175,21 @@ def _is_unbounded(newest: Sequence[StepRecord]) -> bool:
     return min(shares) >= _UNBOUNDED_FRAC and min(gaps) >= _FAR_GAP
 
 
+def _find_unread_calls(run: RunSnapshot) -> Iterable[Finding]:
+    newest = {p.name: p.unread_calls_frac for p in run.policies if p.num_episodes >= _UNREAD_EPISODES}
+    for policy in {**newest, **run.steps}:
+        records = run.steps.get(policy, ())
+        num_turns = newest_values(records, "episode/turns", 1)
+        num_unread = newest_values(records, "episode/unread_calls", 1)
+        stepped = num_unread[0] / num_turns[0] if num_unread and num_turns and num_turns[0] else 0.0
+        share = max(newest.get(policy, 0.0), stepped)
+        if share > _UNREAD_FRAC:
+            yield Finding(
+                f"policy {policy}",
+                f"{policy}: {share:.0%} of the turns look like a tool call, but no call was read from them",
+            )
+
+
 LEARNING_RULES = (
     Rule(
         "reward_constant",
@@ -195,6 +213,13 @@ LEARNING_RULES = (
         "raise sampling.max_tokens, or reward short answers; truncated answers are seldom right",
         _find_truncation,
         is_cause=False,
+    ),
+    Rule(
+        "unread_calls",
+        "More than 1% of the turns look like a tool call from which none was read.",
+        "look at such a turn with `astraflow view`; `astraflow doctor RECIPE` says in which format the chat "
+        "template prints calls, which `workflow.parser: auto` reads",
+        _find_unread_calls,
     ),
     Rule(
         "entropy_collapse",

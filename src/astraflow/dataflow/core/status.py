@@ -27,6 +27,9 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
     plan = ctx.plan.policies[name]
     table = plan.table
     parts = ctx.parts[name]
+    sums = policy.episodes.metrics
+    num_turns = sums["turns"].value if "turns" in sums else 0.0
+    num_unread = sums["unread_calls"].value if "unread_calls" in sums else 0.0
     replays = table.max_replayed or table.replay.reserve
     return PolicyStatus(
         name=name,
@@ -47,6 +50,7 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
         outcomes=outcomes(policy),
         num_episodes=policy.episodes.num,
         score_mean=clamp(policy.episodes.score_sum / max(1, policy.episodes.num)),
+        unread_calls_frac=clamp(num_unread / max(1.0, num_turns)),
     )
 
 

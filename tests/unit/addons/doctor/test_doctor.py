@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.doctor.chat_templates import RENDERING_CHECK
 from astraflow.addons.doctor.doctor import examine, thread_finding
 from astraflow.addons.doctor.drift import PolicyDrift, drift_finding
 from astraflow.addons.sandbox.check import SANDBOX_CHECK, sandbox_finding
@@ -15,7 +16,8 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.checks import Examined, Finding, make_checks
 from astraflow.run.preflight import check_recipe
-from drivers.chat_folders import make_folder
+from drivers.call_templates import CALL_TEMPLATES
+from drivers.chat_folders import CHATML, make_folder
 from drivers.engine_models import make_model_folder
 from drivers.weight_files import SIZES, write_config
 
@@ -229,6 +231,37 @@ def test_a_dry_run_looks_for_the_sandbox_only_if_the_recipe_needs_one(
     other = Examined(recipe(tmp_path))
     assert [each.level for each in make_checks([SANDBOX_CHECK], ("trial",), other)] == ["ok"]
     assert list(make_checks([SANDBOX_CHECK], ("recipe", "folder"), needing)) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "parser", "level", "words"),
+    [
+        (CALL_TEMPLATES["qwen3_5"].template, "auto", "ok", "actor writes calls in the format qwen_xml"),
+        (
+            CALL_TEMPLATES["qwen3_5"].template,
+            "tagged",
+            "warn",
+            "prints calls in the format qwen_xml, not tagged",
+        ),
+        (CHATML, "auto", "warn", "can't show tools: it doesn't show them"),
+        (
+            "{{ tools }}" + CHATML.replace("{% endfor", "{{ m.tool_calls }}{% endfor"),
+            "auto",
+            "warn",
+            "no format reads",
+        ),
+    ],
+)
+def test_a_check_says_what_the_chat_template_does_with_calls(
+    template: str, parser: str, level: str, words: str, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path, template=template)
+    write_config(folder, {**SIZES, "model_type": "qwen3", "vocab_size": 100, "eos_token_id": 7})
+    agent = f"workflow={{name: agent, run: {{use: 'json:loads'}}, parser: {parser}}}"
+    examined = Examined(recipe(tmp_path, f"policies.actor.model={folder}", agent), sound=["actor"])
+    (finding,) = make_checks([RENDERING_CHECK], ("trial",), examined)
+    assert finding.level == level, finding
+    assert words in finding.detail
 
 
 def test_a_dry_run_finds_a_template_that_fails_when_it_renders(tmp_path: Path) -> None:

@@ -383,6 +383,20 @@ def test_trajectories_that_are_cut_off_are_named_unless_training_has_just_begun(
     )
 
 
+def test_calls_that_are_not_read_are_named_after_eight_episodes_or_a_step() -> None:
+    policy = make_policy_status(num_episodes=8, unread_calls_frac=0.5)
+    said = "actor: 50% of the turns look like a tool call, but no call was read from them"
+    assert only(make_snapshot(policy=policy), "unread_calls") == said
+    steps = {"actor": make_steps(**{"episode/turns": 4.0, "episode/unread_calls": 2.0})}
+    assert only(make_snapshot(steps=steps), "unread_calls") == said
+    assert found_in(make_snapshot(policy=msgspec.structs.replace(policy, num_episodes=7))) == {}
+    few = {"actor": make_steps(**{"episode/turns": 4.0, "episode/unread_calls": 0.04})}
+    assert (
+        found_in(make_snapshot(policy=make_policy_status(num_episodes=8, unread_calls_frac=0.01), steps=few))
+        == {}
+    )
+
+
 def test_an_entropy_that_collapsed_is_named_only_if_nothing_was_won_by_it() -> None:
     before, after = make_steps(20, entropy=0.5)[:10], make_steps(20, entropy=0.01)[10:]
     assert found_in(make_snapshot(steps={"actor": [*before, *after]})) == {}

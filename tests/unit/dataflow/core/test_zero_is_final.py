@@ -187,6 +187,15 @@ def test_a_curator_of_your_own_gets_metrics_source_and_repetition() -> None:
     assert driver.core.repetition_of == {"actor"}
 
 
+def test_a_policys_status_has_the_share_of_turns_with_an_unread_call() -> None:
+    driver = Driver(make_core_plan())
+    driver.start()
+    for lease in driver.lease(2):
+        metrics = (MetricItem("turns", 4.0), MetricItem("unread_calls", 1.0))
+        driver.result(lease.id, msgspec.structs.replace(make_facts(), metrics=metrics))
+    assert [policy.unread_calls_frac for policy in driver.core.policy_status()] == [0.25]
+
+
 @pytest.mark.parametrize("part", ["filters", "shaping", "credit"])
 def test_repetition_is_measured_for_every_part_of_your_own(part: str) -> None:
     own = {"name": "use", "use": f"{__name__}:some_uncompared"}

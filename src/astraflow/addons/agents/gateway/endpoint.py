@@ -14,7 +14,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,9 +56,9 @@ from astraflow.rollout.dialogue import (
 )
 from astraflow.types import PolicyInfo, Sampling
 from astraflow.types.bounds import as_label
-from astraflow.types.model_text import find_reasoning
-from astraflow.workflows.calls import CallParser, ToolCall, looks_like_call, offered_calls
-from astraflow.workflows.conversation import AgentReport, EndpointConversation
+from astraflow.types.model_text import channel_messages
+from astraflow.workflows.calls import ParserOrName, ToolCall, chosen_parser, looks_like_call, offered_calls
+from astraflow.workflows.conversation import AgentReport, Completion, EndpointConversation
 
 __all__ = ["EpisodeEndpoint"]
 
@@ -122,11 +122,11 @@ class EpisodeEndpoint:
     def __init__(
         self,
         dialogue: Dialogue,
-        parser: CallParser,
+        parser: ParserOrName,
         gateway_url: str,
         roles: Mapping[str, str] | None = None,
     ) -> None:
-        """`roles`: see `Policies.endpoint`."""
+        """`parser`, `roles`: see `Policies.endpoint`."""
         self.id = secrets.token_urlsafe(12)
         self._key = secrets.token_urlsafe(24)
         self.report: AgentReport | None = None
@@ -422,15 +422,16 @@ class EpisodeEndpoint:
         stop = next((stop for stop in parsed.sampling.stop if completion.text.endswith(stop)), "")
         text = completion.text.removesuffix(stop)
         self.last_text = text
-        calls = self._parse_calls(completion.reply, [tool.name for tool in tool_specs(request)])
+        calls = self._parse_calls(completion, {tool.name: tool.parameters for tool in tool_specs(request)})
         if parsed.hint.lines:
             self._num_hinted += 1
             self._num_unmet += not parsed.hint.is_met_by(calls, completion.reply)
         content: str | None = text
         if calls:
-            content = _text_before_calls(completion.text) or None
-        elif parsed.hint.json_kind and completion.reply:
-            content = completion.reply  # a client parses the JSON that it asked for, so reasoning is left out
+            content = _text_before(calls[0], completion) or None
+        elif completion.reply and (parsed.hint.json_kind or channel_messages(text)):
+            # A client parses the JSON that it asked for, and doesn't know the headers of channels.
+            content = completion.reply
         reply = Reply(
             role="assistant",
             content=content,
@@ -451,13 +452,14 @@ class EpisodeEndpoint:
             stop_reason=stop if stop in request.stops else None,
         )
 
-    def _parse_calls(self, text: str, offered: Collection[str]) -> tuple[ToolCall, ...]:
-        """Parses the calls in a text. If one of them can't be made, there are none, and the text is
+    def _parse_calls(self, completion: Completion, offered: Mapping[str, str]) -> tuple[ToolCall, ...]:
+        """Parses the calls in a completion. If one of them can't be made, there are none, and the text is
         unchanged."""
         if not offered:
             return ()
-        calls = offered_calls(self._parser, text, offered)
-        if any(call.problem or call.name not in offered for call in calls):
+        text = completion.reply
+        calls = offered_calls(chosen_parser(self._parser, completion.call_format), text, offered)
+        if any(call.problem for call in calls):
             calls = ()
         self.num_unread_calls = (self.num_unread_calls or 0) + (not calls and looks_like_call(text, offered))
         return calls
@@ -508,14 +510,12 @@ def _sampling_refusal(info: PolicyInfo, request: ChatRequest, name: str) -> Refu
     )
 
 
-def _text_before_calls(text: str) -> str:
-    """The text before the first <tool_call>, with its reasoning; empty without such a tag, because then the
-    whole reply is the call."""
-    reasoning = find_reasoning(text)
-    opening = text.find("<tool_call>")
-    if reasoning and reasoning.start <= opening < reasoning.end:
-        opening = text.find("<tool_call>", reasoning.end)
-    return text[:opening].strip() if opening >= 0 else ""
+def _text_before(call: ToolCall, completion: Completion) -> str:
+    """The text before the first call, with its reasoning unless that is in a channel."""
+    before = completion.reply[: call.start]
+    rest = completion.reply[call.start :]
+    is_last = completion.text.rstrip().endswith(rest) and not channel_messages(completion.text)
+    return (completion.text.rstrip().removesuffix(rest) if is_last else before).strip()
 
 
 def _to_request_message(choice: Choice) -> ChatMessage:

@@ -46,7 +46,7 @@ from astraflow.service.messages import media_type_of, unsupported_media_type
 from astraflow.service.server import HttpServer
 from astraflow.service.web_guard import WebRules
 from astraflow.types.bounds import as_label
-from astraflow.workflows.calls import CallParser
+from astraflow.workflows.calls import ParserOrName
 from astraflow.workflows.conversation import AgentReport
 
 __all__ = ["Gateway"]
@@ -106,7 +106,7 @@ class Gateway:
 
     @asynccontextmanager
     async def endpoint(
-        self, dialogue: Dialogue, parser: CallParser, roles: Mapping[str, str] | None = None
+        self, dialogue: Dialogue, parser: ParserOrName, roles: Mapping[str, str] | None = None
     ) -> AsyncGenerator[EpisodeEndpoint]:
         """Opens an episode's endpoint until the block ends, and then cancels the requests that still run.
 

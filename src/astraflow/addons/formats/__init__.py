@@ -1,0 +1,1 @@
+"""How the families of models write tool calls, and which format a chat template has."""
