@@ -121,6 +121,7 @@ async def test_an_agents_turns_with_tools_extend_one_exact_prefix(actor: HostedP
         answer = await chat.send([Message(role="tool", content=_RESULTS[call[1]], name="find")])
     assert queries == ["moon", "sun"]
     assert answer.text.endswith("<|channel|>final<|message|>The sun.")
+    assert answer.reply == "The sun."
 
     assert dialogue.recorder.num_forks == 0
     (trajectory,) = dialogue.recorder.trajectories({}, {})
