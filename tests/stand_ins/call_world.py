@@ -73,6 +73,7 @@ async def solve(task: AgentTask, endpoint: Endpoint) -> float:
             messages.append(said)
             for call in said.tool_calls or ():
                 given = json.loads(call.function.arguments)  # type: ignore[union-attr]
-                total = max(total, given["a"] + given["b"])
+                if max(given["a"], given["b"]) <= 9:
+                    total = max(total, given["a"] + given["b"])
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": f"={total}"})
     return total / 18
