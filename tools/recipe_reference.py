@@ -40,8 +40,8 @@ RULES = """
 ## Writing a recipe
 
 - **Paths.** Paths of models and data are relative to the folder that you run the command in.
-- **One policy.** A recipe with one policy can have `model`, `sampling`, `table`, `template_args` and `train`
-  at the top instead of under `policies.NAME`. The policy is then called `actor`.
+- **One policy.** A recipe with one policy can have `model`, `renderer`, `sampling`, `table`, `template_args`
+  and `train` at the top instead of under `policies.NAME`. The policy is called `actor`.
 - **Extending.** `extends: other.yaml` starts from another recipe, whose path is relative to this file. Within
   `policies`, `extends: NAME` starts from another policy. Sections are merged key by key, but an empty section
   (`eval.sets={}`) replaces what was there. If a recipe names other trained policies than the one that it

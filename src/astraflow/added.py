@@ -5,7 +5,7 @@ This is the only module of the core that names modules of add-ons. An installati
 can provide have entry points instead (`user_input.installed`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from astraflow.addons.tiny_models.spec_files import build_model
     from astraflow.addons.view.prometheus import prometheus_text
     from astraflow.report.view import RunPage, ShownRun
+    from astraflow.rollout.renderer import ChatRenderer
 
 __all__ = [
     "Gateway",
@@ -46,6 +47,7 @@ __all__ = [
     "compiled",
     "download_model",
     "is_left_out",
+    "library_renderer",
     "make_lending_pool",
     "needs_text",
     "page_makers",
@@ -68,6 +70,7 @@ _PLACES = {
     "audit_lending": ("lending.audit:audit_lending", "audit"),
     "best_page": ("export.best:make_keeper", "eval.best.metric"),
     "build_model": ("tiny_models.spec_files:build_model", "building a model"),
+    "choose_renderer": ("renderers_lib.choice:choose_renderer", "renderer: library"),
     "call_format": ("formats.derive:call_format", "reading tool calls"),
     "compiled": ("fast_deltas.compiled", "compiling deltas"),
     "curve_page": ("plot.curve:CurvePage", "report"),
@@ -102,6 +105,15 @@ def page_makers() -> "list[Callable[[ShownRun], RunPage | None]]":
 def audits() -> "list[Callable[[Path], tuple[Sequence[str], Sequence[str]]]]":
     """Returns the further audits of a run folder, except those that are left out: lines, and problems."""
     return _present("audit_kept_caches", "audit_lending")
+
+
+def library_renderer(
+    model_dir: Path, choice: str, args: Mapping[str, object], where: str
+) -> "Callable[[str], ChatRenderer] | None":
+    """See `choose_renderer` of the add-on; None if the add-on is left out and not asked for."""
+    part = "choose_renderer"
+    chosen: list[Any] = [__getattr__(part)] if choice == "library" else _present(part)
+    return next((choose(model_dir, choice, args, where) for choose in chosen), None)
 
 
 def _present(*parts: str) -> list[Any]:

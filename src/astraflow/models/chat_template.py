@@ -24,6 +24,7 @@ __all__ = [
     "folder_prints_date",
     "prints_date",
     "readable_args",
+    "special_tokens",
     "template_environment",
     "template_texts",
     "with_date",
@@ -125,6 +126,14 @@ def with_date(template: Any, date: str) -> Any:
     filters = "".join(f" | replace({_literal(form)}, {_literal(day.strftime(form))})" for form in forms)
     macro = f"{{{{ form | replace('%%', '\0'){filters} | replace('\0', '%') }}}}"
     return f"{{% macro strftime_now(form) %}}{macro}{{% endmacro %}}{template}"
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that templates print, by their names. Raises: DataError if a file isn't JSON."""
+    settings = json_object(folder / "tokenizer_config.json").items()
+    tokens = {key: value for key, value in settings if key.endswith("_token")}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}  # `add_bos_token` is a bool
 
 
 def template_texts(folder: Path) -> list[str]:

@@ -49,7 +49,7 @@ __all__ = [
     "policies_of",
 ]
 
-POLICY_KEYS = ("model", "sampling", "table", "template_args", "train")
+POLICY_KEYS = ("model", "renderer", "sampling", "table", "template_args", "train")
 """Keys of a policy that may be at the top of a recipe. The others concern recipes with several policies."""
 SHORT_KEYS = (*POLICY_KEYS, "scale", "steps")
 """Keys that may be at the top of a recipe, or of its overrides, though `Recipe` has no such key."""

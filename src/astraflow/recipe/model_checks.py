@@ -57,9 +57,11 @@ def check_model(name: str, policy: PolicyConfig) -> bool:
         where = f"{as_written(key)} = {model!r}"
         _check_folder(where, model)
         if key == f"policies.{name}.model":
-            _check_tokenizer(where, policy.model_dir)
-            args_key = as_written(f"policies.{name}.template_args")
-            check_template_args(policy.template_args, policy.model_dir, args_key)
+            args = policy.template_args
+            library = added.library_renderer(policy.model_dir, policy.renderer, args, where)
+            _check_tokenizer(where, policy.model_dir, needs_template=library is None)
+            if library is None:
+                check_template_args(args, policy.model_dir, as_written(f"policies.{name}.template_args"))
     return True
 
 
@@ -120,7 +122,7 @@ def _check_folder(where: str, model: str) -> None:
         raise DataError(f"{where}: {err}") from err
 
 
-def _check_tokenizer(where: str, folder: Path) -> None:
+def _check_tokenizer(where: str, folder: Path, *, needs_template: bool) -> None:
     """Checks a folder for a tokenizer and a chat template. Raises: DataError if either is missing."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise DataError(
@@ -133,7 +135,7 @@ def _check_tokenizer(where: str, folder: Path) -> None:
     except (ValueError, RecursionError) as err:
         raise DataError(f"{where}: its {settings.name} is broken: {err}") from err
     has_template = isinstance(content, dict) and bool(cast("dict[str, object]", content).get("chat_template"))
-    if not has_template and not any((folder / name).is_file() for name in _TEMPLATE_FILES):
+    if needs_template and not has_template and not any((folder / name).is_file() for name in _TEMPLATE_FILES):
         raise DataError(
             f"{where}: its tokenizer has no chat template, as those of base models; add chat_template.jinja "
             "to the folder, or use the model's instruct version"

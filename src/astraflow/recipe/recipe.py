@@ -88,6 +88,9 @@ class PolicyConfig(Config):
     template_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the model's chat template, e.g. `{enable_thinking: false}`. They apply to every prompt of
     the policy and become defaults in exported folders. The template must read each of them."""
+    renderer: Literal["auto", "template", "library"] = "auto"
+    """What renders prompts: the model's `template`, or the `library` renderers, which reads no images. `auto`
+    takes the library if it knows the family and the template refuses or loses the results of tools."""
     sampling: SamplingConfig = SamplingConfig()
     table: TableConfig = TableConfig()
     train: TrainConfig = TrainConfig()

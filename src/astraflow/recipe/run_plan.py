@@ -153,6 +153,7 @@ def policy_info(name: str, policy: PolicyConfig) -> PolicyInfo:
         lag=policy.lag,
         agent_overrides=sampling.agent_overrides,
         template_args=json.dumps(policy.template_args),
+        renderer=policy.renderer,
     )
 
 

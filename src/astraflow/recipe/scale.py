@@ -74,7 +74,7 @@ def _smoke(recipe: JsonMap) -> None:
 def _shrink_policy(policy: JsonMap) -> None:
     table = policy["table"]
     train = policy["train"]
-    policy["template_args"] = {}
+    policy |= {"template_args": {}, "renderer": "auto"}
     policy["sampling"]["max_tokens"] = _at_most(policy["sampling"]["max_tokens"], _MAX_TOKENS)
     table["group_size"] = _at_most(table["group_size"], 4)
     table["groups_per_batch"] = _at_most(table["groups_per_batch"], _NUM_TASKS)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+from astraflow import added
 from astraflow.errors import DataError, HistoryRewrittenError, ImageError, RolloutError
 from astraflow.models.chat_template import check_template_args, prints_date, with_date
 from astraflow.models.images import ImageRules, image_rules, place_images
@@ -119,7 +120,8 @@ class ChatRenderer:
         ]
 
     def _with_tools(self, tools: tuple[ToolSpec, ...]) -> "ChatRenderer":
-        text = self._tokenizer.text((Message(role="user", content=""),), tools)
+        shown = self._showing(tools)
+        text = self._tokenizer.decode(shown.render((Message(role="user", content=""),)))
         hidden = [tool.name for tool in tools if tool.name not in text]
         if hidden:
             raise RolloutError(
@@ -128,6 +130,9 @@ class ChatRenderer:
                 "folder",
                 is_retryable=False,
             )
+        return shown
+
+    def _showing(self, tools: tuple[ToolSpec, ...]) -> "ChatRenderer":
         return ChatRenderer(self._tokenizer, self._stop_ids, tools=tools, images=self._images)
 
     def extend(
@@ -261,14 +266,22 @@ class ChatTokenizer:
         """Renders the chat template, including the opening of the assistant's next message."""
         conversation = [_to_template_message(message) for message in messages]
         try:
-            functions = [_to_function(tool) for tool in tools] or None
-            arguments = {"tools": functions, "add_generation_prompt": True, **self._template_args}
+            arguments = {"tools": self.functions(tools), "add_generation_prompt": True, **self._template_args}
             return render_chat(self._tokenizer, conversation, arguments)
         except DataError as err:
             roles = ", ".join(message.role for message in messages)
             raise RolloutError(
                 f"the chat template refuses a conversation of ({roles}): {err}", is_retryable=False
             ) from err
+
+    @staticmethod
+    def functions(tools: Sequence[ToolSpec]) -> list[dict[str, object]] | None:
+        """Tools as templates take them; None if there are none."""
+        functions = [
+            {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters)}
+            for tool in tools
+        ]
+        return [{"type": "function", "function": each} for each in functions] or None
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text. Adds no special tokens; those in the text become their ids."""
@@ -303,15 +316,10 @@ def _to_template_parts(message: Message) -> list[dict[str, str]]:
     return parts
 
 
-def _to_function(tool: ToolSpec) -> dict[str, object]:
-    parameters: object = json.loads(tool.parameters)
-    described = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    return {"type": "function", "function": described}
-
-
 def policy_renderer(info: PolicyInfo, model_dir: Path) -> ChatRenderer:
     """Loads the renderer of a policy from its model folder. Raises: like `load_renderer`."""
-    return load_renderer(model_dir, cast("dict[str, object]", json.loads(info.template_args)), date=info.date)
+    args = cast("dict[str, object]", json.loads(info.template_args))
+    return load_renderer(model_dir, args, date=info.date, choice=info.renderer)
 
 
 @cache
@@ -321,17 +329,23 @@ def _today() -> str:
 
 
 def load_renderer(
-    model_dir: Path, template_args: Mapping[str, object] = MappingProxyType({}), *, date: str = ""
+    model_dir: Path,
+    template_args: Mapping[str, object] = MappingProxyType({}),
+    *,
+    date: str = "",
+    choice: str = "auto",
 ) -> ChatRenderer:
     """Loads the renderer of a model folder. Its stop ids are those of `models.stop_ids`.
 
     `template_args`: arguments of the chat template in addition to messages and tools. `date`: what the
     template prints as today's date, so that it renders a prompt on each day alike; empty: that of the first
-    call in this process.
+    call in this process. `choice`: the recipe's `renderer`.
 
     Raises: DataError if the folder has no tokenizer, no chat template, or no end token; ConfigError if the
     template does not use one of the arguments.
     """
+    if load := added.library_renderer(model_dir, choice, template_args, str(model_dir)):
+        return load(date or _today())
     check_template_args(template_args, model_dir, "template_args")
     tokenizer = load_tokenizer(model_dir)
     stop_ids = folder_stop_ids(model_dir, tokenizer)

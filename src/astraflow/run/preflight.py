@@ -383,7 +383,7 @@ def _check_fits_workflow(examined: Examined) -> None:
         scoring = (recipe.tasks.reward, recipe.tasks.extract)
         examined.collect("workflow", recipe.workflow.check_scoring, *scoring)
     if not examined.unbuilt and not examined.errors:  # so the models are complete
-        models = {name: (p.model_dir, p.template_args) for name, p in recipe.policies.items()}
+        models = {name: (p.model_dir, p.template_args, p.renderer) for name, p in recipe.policies.items()}
         for workflow in (recipe.workflow, *(workflow_of(each, recipe) for each in recipe.eval.sets.values())):
             if not isinstance(workflow, Use):
                 examined.collect("workflow", workflow.check_templates, models)

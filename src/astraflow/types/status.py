@@ -190,6 +190,8 @@ class PolicyInfo(Item, frozen=True, kw_only=True):
     """What happens to an agent's request for sampling that the policy can't follow."""
     template_args: JsonText = "{}"
     """Arguments of the model's chat template in every prompt, as a JSON object."""
+    renderer: Literal["auto", "template", "library"] = "auto"
+    """What renders the policy's conversations, as in its recipe."""
     date: Label = ""
     """Today's date for the model's chat template, `YYYY-MM-DD`: the day in UTC on which the run began. Empty:
     the day on which the process began."""

@@ -82,10 +82,10 @@ class WorkflowVariant(Variant):
     def check_tasks(self, tasks: Iterable[Task]) -> None:
         """Checks that the tasks of a source fit. Raises: DataError."""
 
-    def check_templates(self, models: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> None:
+    def check_templates(self, models: Mapping[str, tuple[Path, Mapping[str, Any], str]]) -> None:
         """Checks that the chat templates of the models fit. Raises: ConfigError.
 
-        `models`: the folder and the template arguments of each policy.
+        `models`: the folder, `template_args` and `renderer` of each policy.
         """
 
     def shrunk(self, fixtures: Path) -> Self:

@@ -57,11 +57,16 @@ def test_a_joiner_learns_what_to_do_with_an_agents_own_sampling(tmp_path: Path) 
 
 
 def test_a_joiner_gets_the_template_arguments_and_they_are_part_of_the_fingerprint(tmp_path: Path) -> None:
-    policy = {"model": f"{tmp_path}/model", "template_args": {"enable_thinking": False}}
+    policy = {
+        "model": f"{tmp_path}/model",
+        "template_args": {"enable_thinking": False},
+        "renderer": "template",
+    }
     plain = run_info(make_recipe(tmp_path, policies={"actor": {"model": f"{tmp_path}/model"}}))
     info = run_info(make_recipe(tmp_path, policies={"actor": policy}))
     assert plain.policies[0].template_args == "{}"
     assert json.loads(info.policies[0].template_args) == {"enable_thinking": False}
+    assert (plain.policies[0].renderer, info.policies[0].renderer) == ("auto", "template")
     assert info.fingerprints.recipe != plain.fingerprints.recipe
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from astraflow.addons.formats.derive import TemplateReport, examine_template
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
+from astraflow.models.chat_template import template_texts
 from astraflow.recipe.recipe import Recipe
 from astraflow.run.checks import Check, Examined, Finding
 from astraflow.user_input.mistakes import as_written
@@ -38,6 +39,8 @@ def _examine(name: str, recipe: Recipe) -> Finding:
     """
     policy = recipe.policies[name]
     where = f"{as_written(f'policies.{name}.model')} = {policy.model!r}"
+    if not template_texts(policy.model_dir):
+        return Finding("ok", "chat templates", f"the library `renderers` renders {name}")
     report = examine_template(policy.model_dir, policy.template_args)
     if report.error:
         raise DataError(f"{where}: its chat template fails: {report.error}")

@@ -18,6 +18,7 @@ from astraflow.addons.one_process.hosting import host_models, open_runner, start
 from astraflow.addons.sandbox.check import sandbox_finding
 from astraflow.algorithms.limiters import make_limiter
 from astraflow.errors import ConfigError, Error
+from astraflow.models.chat_template import template_texts
 from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, template_end
 from astraflow.processes.program import num_threads
 from astraflow.protocols import TaskSource
@@ -100,7 +101,7 @@ def _check_tokenizers(examined: Examined) -> None:
 def _render(name: str, policy: PolicyConfig) -> Finding:
     """Renders a prompt with the tokenizer, and says which tokens end a completion."""
     try:
-        renderer = load_renderer(policy.model_dir, policy.template_args)
+        renderer = load_renderer(policy.model_dir, policy.template_args, choice=policy.renderer)
     except ModuleNotFoundError as err:
         if not (module := missing_module(err)):
             raise
@@ -115,6 +116,8 @@ def _render(name: str, policy: PolicyConfig) -> Finding:
 def _undeclared_end(model_dir: Path) -> str:
     """Returns what to set if the chat template ends a reply with a token that the folder does not declare;
     empty if there is nothing to set."""
+    if not template_texts(model_dir):
+        return ""
     tokenizer = load_tokenizer(model_dir)
     declared = declared_stop_ids(model_dir, tokenizer)
     end = template_end(tokenizer)

@@ -10,10 +10,14 @@ from typing import Any, TypeAlias
 
 from astraflow.addons.formats.readers import FORMATS
 from astraflow.errors import DataError
-from astraflow.models.chat_template import readable_args, template_environment, template_texts
+from astraflow.models.chat_template import (
+    readable_args,
+    special_tokens,
+    template_environment,
+    template_texts,
+)
 from astraflow.models.template_limits import within_limit
 from astraflow.types.model_text import without_reasoning
-from astraflow.user_input.user_files import json_object
 from astraflow.workflows.calls import CALL_PARSERS, FormatName
 
 __all__ = ["TemplateReport", "call_format", "examine_template"]
@@ -72,7 +76,7 @@ def examine_template(folder: Path, template_args: Mapping[str, object]) -> Templ
     texts = template_texts(folder)
     if not texts:
         return TemplateReport(error="the folder has no chat template; add chat_template.jinja")
-    special = _special_tokens(folder)
+    special = special_tokens(folder)
 
     def render(*messages: Mapping[str, Any], tools: bool = True, is_open: bool = False) -> str:
         given = {"messages": messages, "tools": [_TOOL] if tools else None, "add_generation_prompt": is_open}
@@ -161,10 +165,3 @@ def _drops_reasoning(render: _Render) -> bool:
         return _REPLY not in render(_USER, reply, _USER, tools=False)
     except DataError:
         return False
-
-
-def _special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens that templates print, by their names."""
-    settings = json_object(folder / "tokenizer_config.json")
-    tokens = {key: value for key, value in settings.items() if key.endswith("_token") and value}
-    return {key: value if isinstance(value, str) else value["content"] for key, value in tokens.items()}

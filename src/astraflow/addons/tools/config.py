@@ -79,17 +79,17 @@ class ToolUseConfig(PolicyRoles):
             )
         return self.bind(tool_use, tools=tools, parser=load_parser(self.parser))
 
-    def check_templates(self, models: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> None:
+    def check_templates(self, models: Mapping[str, tuple[Path, Mapping[str, Any], str]]) -> None:
         """Checks that the model's chat template shows the tools. Raises: ConfigError."""
         name = name_at(tuple(models), self.policy, 0)
         if name not in models:
             return  # the check of the roles reports it
         from astraflow.rollout.renderer import load_renderer  # here, because it is heavy
 
-        folder, args = models[name]
+        folder, args, choice = models[name]
         specs = [tool.spec for tool in self._make_tools()]
         try:
-            load_renderer(folder, args).with_tools(specs)
+            load_renderer(folder, args, choice=choice).with_tools(specs)
         except RolloutError as err:
             raise ConfigError(f"policies.{name}.model = {str(folder)!r}: {err}") from err
 

@@ -86,6 +86,6 @@ def test_a_template_without_tools_is_refused_before_a_run(module: str, tmp_path:
     config = parse_config({"workflow": {"name": "tool_use", "tools": tools}}, Section).workflow
     folder = make_folder(tmp_path)
     with pytest.raises(ConfigError, match=r"policies.actor.model = .*does not show the tool 'shift'"):
-        config.check_templates({"actor": (folder, {})})
+        config.check_templates({"actor": (folder, {}, "auto")})
     make_folder(tmp_path, template=with_tools(CHATML))
-    config.check_templates({"actor": (folder, {})})
+    config.check_templates({"actor": (folder, {}, "auto")})
