@@ -73,6 +73,8 @@ async def solve(task: AgentTask, endpoint: Endpoint) -> float:
             messages.append(said)
             for call in said.tool_calls or ():
                 given = json.loads(call.function.arguments)  # type: ignore[union-attr]
-                total = max(total, given["a"] + given["b"])
+                numbers = [given.get("a"), given.get("b")]
+                if all(isinstance(number, int) and number <= 9 for number in numbers):
+                    total = max(total, sum(numbers))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": f"={total}"})
     return total / 18
