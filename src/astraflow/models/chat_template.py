@@ -130,10 +130,12 @@ def with_date(template: Any, date: str) -> Any:
 
 def special_tokens(folder: Path) -> dict[str, str]:
     """The special tokens that templates print, by their names. Raises: DataError if a file isn't JSON."""
-    settings = json_object(folder / "tokenizer_config.json").items()
-    tokens = {key: value for key, value in settings if key.endswith("_token")}
-    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in tokens.items()}
-    return {key: text for key, text in texts.items() if isinstance(text, str)}  # `add_bos_token` is a bool
+    tokens: dict[str, str] = {}
+    for key, value in json_object(folder / "tokenizer_config.json").items():
+        text = cast("dict[str, object]", value).get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):  # `add_bos_token` is a bool
+            tokens[key] = text
+    return tokens
 
 
 def template_texts(folder: Path) -> list[str]:

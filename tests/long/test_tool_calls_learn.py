@@ -12,7 +12,7 @@ from drivers.call_templates import CALL_TEMPLATES
 from drivers.system_driver import Runs, Started, astraflow
 from stand_ins.call_world import PIECES
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(600)]
 
 
 def make_model(family: str, folder: Path) -> Path:
