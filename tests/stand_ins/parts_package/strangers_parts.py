@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from astraflow.errors import ConfigError
 from astraflow.protocols import TaskSource
 from astraflow.recipe.trackers import TrackedRun, TrackerVariant
-from astraflow.report.watch.rule import Finding, Rule
+from astraflow.report.watch.rule import AlarmFinding, AlarmRule
 from astraflow.tasks.variants import SourceContext, SourceVariant
 from astraflow.types import Task
 
@@ -70,11 +70,11 @@ class Lines:
 
 
 RULES = (
-    Rule(
+    AlarmRule(
         name="hungry",
         condition="The run goes on.",
         advice="have lunch",
-        find=lambda snapshot: [Finding("the run", "the run goes on")],
+        find=lambda snapshot: [AlarmFinding("the run", "the run goes on")],
     ),
 )
 

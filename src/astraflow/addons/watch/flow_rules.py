@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from astraflow.report.watch.rule import Finding, Rule
+from astraflow.report.watch.rule import AlarmFinding, AlarmRule
 from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.types import PolicyStatus, WeightTransfer, WorkerStatus
 from astraflow.types.wait_words import party_text, wait_line
@@ -52,10 +52,10 @@ _NO_STEP_FACTOR = 20.0
 _FIRST_STEP_S = 300.0
 
 
-def _find_held_batches(run: RunSnapshot) -> Iterable[Finding]:
+def _find_held_batches(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for wait in run.waits:
         if wait.whom == PERSON:
-            yield Finding(party_text(wait.who), wait_line(wait), wait.since_s, advice="")
+            yield AlarmFinding(party_text(wait.who), wait_line(wait), wait.since_s, advice="")
 
 
 def _transfers(run: RunSnapshot) -> Iterable[tuple[WorkerStatus, WeightTransfer]]:
@@ -81,12 +81,12 @@ def _is_stuck(run: RunSnapshot, transfer: WeightTransfer) -> bool:
     return run.calm_s(transfer.quiet_s) >= _QUIET_S or is_failing
 
 
-def _find_missing_weights(run: RunSnapshot) -> Iterable[Finding]:
+def _find_missing_weights(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for worker, transfer in _transfers(run):
         if not _is_stuck(run, transfer):
             continue
         why = f"; the last try failed: {transfer.problem}" if transfer.problem else ""
-        yield Finding(
+        yield AlarmFinding(
             worker.name,
             f"{worker.name} cannot fetch version {transfer.version} of {transfer.policy}: no byte has "
             f"arrived for {transfer.quiet_s:.0f} s ({_progress_text(transfer)} in {transfer.age_s:.0f} "
@@ -95,7 +95,7 @@ def _find_missing_weights(run: RunSnapshot) -> Iterable[Finding]:
         )
 
 
-def _find_slow_links(run: RunSnapshot) -> Iterable[Finding]:
+def _find_slow_links(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for worker, transfer in _transfers(run):
         if _is_stuck(run, transfer) or transfer.age_s < _MEASURED_S or not transfer.arrived_bytes:
             continue
@@ -108,7 +108,7 @@ def _find_slow_links(run: RunSnapshot) -> Iterable[Finding]:
         if total_s <= limit_s:
             continue
         usual = "" if step_s is None else f"; a step takes {step_s:.3g} s"
-        yield Finding(
+        yield AlarmFinding(
             worker.name,
             f"{worker.name} fetches version {transfer.version} of {transfer.policy} over a slow link: "
             f"{_progress_text(transfer)} in {transfer.age_s:.0f} s ({bytes_per_s / 1e6:.3g} MB/s), so it "
@@ -117,7 +117,7 @@ def _find_slow_links(run: RunSnapshot) -> Iterable[Finding]:
         )
 
 
-def _find_hung_scoring(run: RunSnapshot) -> Iterable[Finding]:
+def _find_hung_scoring(run: RunSnapshot) -> Iterable[AlarmFinding]:
     known = [run.usual(policy, "episode/score_s") for policy in run.steps]
     usual_s = max((value for value in known if value is not None), default=None)
     limit_s = _FIRST_SCORING_S if usual_s is None else max(_MIN_SCORING_S, _SCORING_FACTOR * usual_s)
@@ -128,7 +128,7 @@ def _find_hung_scoring(run: RunSnapshot) -> Iterable[Finding]:
         if run.is_in_trouble(worker.name):
             continue
         usual = "" if usual_s is None else f"; scoring usually takes {usual_s:.2g} s"
-        yield Finding(
+        yield AlarmFinding(
             worker.name,
             f"{worker.name}: {load.num_scoring} of its {load.num_running} episodes wait for their score, the "
             f"oldest for {load.scoring_s:.0f} s{usual}",
@@ -139,7 +139,7 @@ def _find_hung_scoring(run: RunSnapshot) -> Iterable[Finding]:
 _FAILED_IN_ROW = 3
 
 
-def _find_failing_episodes(run: RunSnapshot) -> Iterable[Finding]:
+def _find_failing_episodes(run: RunSnapshot) -> Iterable[AlarmFinding]:
     last = next((worker.last_failure for worker in run.workers if worker.last_failure), "")
     because = f"; the last error: {last}" if last else ""
     num_in_row = min((worker.failed_in_a_row for worker in run.workers), default=0)
@@ -147,19 +147,19 @@ def _find_failing_episodes(run: RunSnapshot) -> Iterable[Finding]:
         # A failed episode is tried again on another service, with growing pauses. So its group counts as
         # failed only much later, and this alarm must not wait for that.
         text = f"every rollout service has failed at least {num_in_row} times in a row{because}"
-        yield Finding("episodes", text)
+        yield AlarmFinding("episodes", text)
         return
     for policy in run.policies:
         fates = policy.fates
         num_ended = fates.drawn - fates.live
         if fates.failed >= max(2, _FAILED_FRAC * num_ended):
-            yield Finding(
+            yield AlarmFinding(
                 f"policy {policy.name}",
                 f"{policy.name}: {fates.failed:,} of {num_ended:,} groups failed{because}",
             )
 
 
-def _find_slow_services(run: RunSnapshot) -> Iterable[Finding]:
+def _find_slow_services(run: RunSnapshot) -> Iterable[AlarmFinding]:
     busy = [worker for worker in run.workers if _is_generating(worker)]
     for worker in busy:
         others = [other.load.tokens_per_s for other in busy if other is not worker]
@@ -167,7 +167,7 @@ def _find_slow_services(run: RunSnapshot) -> Iterable[Finding]:
             return
         median = statistics.median(others)
         if worker.load.tokens_per_s * _PEERS_FACTOR < median:
-            yield Finding(
+            yield AlarmFinding(
                 worker.name,
                 f"{worker.name} generates {worker.load.tokens_per_s:,.0f} tokens/s; the median of its "
                 f"{len(others)} peers is {median:,.0f}",
@@ -187,7 +187,7 @@ _ADVICE_BY_FATE: Mapping[str, str] = {
 """Advice by the fate of most groups."""
 
 
-def _find_useless_groups(run: RunSnapshot) -> Iterable[Finding]:
+def _find_useless_groups(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for policy, wait in run.waits_for_batch():
         waited_s = run.calm_s(run.now_s - wait.since_s)
         total = sum(outcome.num for outcome in policy.outcomes)
@@ -202,7 +202,7 @@ def _find_useless_groups(run: RunSnapshot) -> Iterable[Finding]:
         scores = ""
         if policy.num_episodes:
             scores = f"; the mean score of {policy.num_episodes:,} episodes is {policy.score_mean:.3g}"
-        yield Finding(
+        yield AlarmFinding(
             f"trainer {policy.name}",
             f"trainer {policy.name} has had no batch for {waited_s:.0f} s: {main.num:,} of {total:,} groups "
             f"were {main.fate}{by}{scores}",
@@ -211,7 +211,7 @@ def _find_useless_groups(run: RunSnapshot) -> Iterable[Finding]:
         )
 
 
-def _find_starved_tables(run: RunSnapshot) -> Iterable[Finding]:
+def _find_starved_tables(run: RunSnapshot) -> Iterable[AlarmFinding]:
     evaluating = any(wait.who.kind == "eval" for wait in run.waits)
     for policy, wait in run.waits_for_batch():
         usual_s = run.usual(policy.name, "batch_wait_s")
@@ -222,7 +222,7 @@ def _find_starved_tables(run: RunSnapshot) -> Iterable[Finding]:
         speed = sum(worker.load.tokens_per_s for worker in run.workers)
         if speed > 0 and waited_s < max(_LONG_STARVED_S, _STARVED_FACTOR * usual_s):
             continue
-        yield Finding(
+        yield AlarmFinding(
             f"trainer {policy.name}",
             f"the table of {policy.name} is starved: its trainer has waited {waited_s:.0f} s for step "
             f"{policy.step + 1} (usually {usual_s:.2g} s); {policy.num_ready_groups} of "
@@ -246,7 +246,7 @@ def _pool_text(workers: Sequence[WorkerStatus], speed: float) -> str:
     return f"{len(workers)} rollout services run {num_running} episodes and generate {speed:,.0f} tokens/s"
 
 
-def _find_slow_trainers(run: RunSnapshot) -> Iterable[Finding]:
+def _find_slow_trainers(run: RunSnapshot) -> Iterable[AlarmFinding]:
     share = run.status.scaling.rollout_wait_frac if run.status else 0.0
     if share < _HELD_FRAC:
         return
@@ -259,21 +259,21 @@ def _find_slow_trainers(run: RunSnapshot) -> Iterable[Finding]:
         train_s = run.usual(policy.name, "train_s")
         takes = "" if step_s is None else f"; a step takes {step_s:.3g} s"
         takes += "" if train_s is None else f", of which training takes {train_s:.3g} s"
-        yield Finding(
+        yield AlarmFinding(
             f"trainer {policy.name}",
             f"trainer {policy.name} is slower than the pool: {share:.0%} of the rollout slots have been "
             f"empty because it must take a batch first{takes}",
         )
 
 
-def _find_overdue_trainers(run: RunSnapshot) -> Iterable[Finding]:
+def _find_overdue_trainers(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for wait in run.waits:
         policy = wait.whom.name
         if wait.has(OVERDUE) and not run.is_in_trouble(f"trainer-{policy}", f"publisher-{policy}"):
-            yield Finding(party_text(wait.whom), wait_line(wait), wait.since_s)
+            yield AlarmFinding(party_text(wait.whom), wait_line(wait), wait.since_s)
 
 
-def _find_stalled_policies(run: RunSnapshot) -> Iterable[Finding]:
+def _find_stalled_policies(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for policy in run.policies:
         records = run.steps.get(policy.name, ())
         step_s = run.step_s(policy.name)
@@ -287,7 +287,7 @@ def _find_stalled_policies(run: RunSnapshot) -> Iterable[Finding]:
             continue
         usual = "" if step_s is None else f" (usually {step_s:.3g} s)"
         chain = "; ".join(f"{wait_line(wait)} (for {run.now_s - wait.since_s:.0f} s)" for wait in waits[:3])
-        yield Finding(
+        yield AlarmFinding(
             f"policy {policy.name}",
             f"{policy.name} has completed no step for {run.now_s - since_s:.0f} s{usual}: {chain}",
             since_s,
@@ -299,20 +299,20 @@ def _is_about(policy: PolicyStatus, party: Party) -> bool:
 
 
 FLOW_RULES = (
-    Rule(
+    AlarmRule(
         "held_batch",
         "A trainer failed to train the same batch twice in a row, or its batch is too large to send.",
         "follow the remedy in the message",
         _find_held_batches,
     ),
-    Rule(
+    AlarmRule(
         "weights_missing",
         "A rollout service is fetching a version, and no byte has arrived for 8 s, or its tries have been "
         "failing for 5 s.",
         "check the publisher's log, and the network path to it from that machine: address, firewall, proxy",
         _find_missing_weights,
     ),
-    Rule(
+    AlarmRule(
         "slow_link",
         "At the present speed, a version takes longer to arrive than 3 steps (and 10 s), or 60 s before the "
         "fourth step.",
@@ -320,7 +320,7 @@ FLOW_RULES = (
         "move the service closer",
         _find_slow_links,
     ),
-    Rule(
+    AlarmRule(
         "scoring_hangs",
         "More than half of a service's episodes wait for their score, the oldest for 10 times the usual time "
         "(and 5 s), or 8 s before the third step.",
@@ -328,21 +328,21 @@ FLOW_RULES = (
         "its sandbox",
         _find_hung_scoring,
     ),
-    Rule(
+    AlarmRule(
         "failing_episodes",
         "At least two groups, and at least 5% of those that ended, failed; or every rollout service failed "
         "three times in a row.",
         "fix the cause that the error names; `astraflow episodes RUN --fate failed` lists the failures",
         _find_failing_episodes,
     ),
-    Rule(
+    AlarmRule(
         "nothing_to_train",
         "A trainer has waited 5 s for a batch, and at least 90% of the groups since the last one gave "
         "nothing to train on. There must be enough groups for a batch, and at least 8.",
         "inspect the episodes with `astraflow episodes RUN`",
         _find_useless_groups,
     ),
-    Rule(
+    AlarmRule(
         "overdue_trainer",
         "A trainer takes 10 times longer than for its last steps (and 10 s), or does not ask for its batch.",
         "check its log; a trainer that is writing a large checkpoint continues by itself",
@@ -350,7 +350,7 @@ FLOW_RULES = (
         # A trainer that was stopped and continues makes its next request at the end of its step.
         holds_s=2.0,
     ),
-    Rule(
+    AlarmRule(
         "slow_service",
         "For 10 s, a rollout service has generated at less than an eighth of the median speed of at least "
         "two busy peers.",
@@ -359,7 +359,7 @@ FLOW_RULES = (
         holds_s=10.0,
         is_cause=False,
     ),
-    Rule(
+    AlarmRule(
         "starved_table",
         "A trainer has waited for a batch for 10 s and three times longer than usual while no token is "
         "generated, or for 30 s and 20 times longer than usual. The rule is off during evaluations.",
@@ -367,7 +367,7 @@ FLOW_RULES = (
         _find_starved_tables,
         is_symptom=True,
     ),
-    Rule(
+    AlarmRule(
         "slow_trainer",
         "At least 80% of the rollout slots have been empty in the last minutes because a trainer must take a "
         "batch first.",
@@ -377,7 +377,7 @@ FLOW_RULES = (
         holds_s=2.0,
         is_symptom=True,
     ),
-    Rule(
+    AlarmRule(
         "no_progress",
         "A policy has completed no step for 120 s and 20 times longer than usual, or for 300 s before its "
         "fourth step.",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from astraflow.report.watch.rule import Finding, Rule
+from astraflow.report.watch.rule import AlarmFinding, AlarmRule
 from astraflow.report.watch.run_snapshot import RunSnapshot, newest_values
 from astraflow.types import StepRecord
 
@@ -37,13 +37,13 @@ _FAR_GAP = 0.1
 """Nats, as the mean over all tokens. Its square is the smallest budget of the recipes, 0.01."""
 
 
-def _find_constant_rewards(run: RunSnapshot) -> Iterable[Finding]:
+def _find_constant_rewards(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for policy, records in run.steps.items():
         same = _newest_with_equal_reward(records)
         if not _teach_nothing(same):
             continue
         steps = f"all {len(same)} steps" if same[0].step == 0 else f"the last {len(same)} steps"
-        yield Finding(
+        yield AlarmFinding(
             f"policy {policy}",
             f"{policy}: the mean reward was always {same[0].reward_mean:g} in {steps}, so there is nothing "
             "to learn",
@@ -74,7 +74,7 @@ def _newest_with_equal_reward(records: Sequence[StepRecord]) -> list[StepRecord]
     return same[::-1]
 
 
-def _find_missing_gradients(run: RunSnapshot) -> Iterable[Finding]:
+def _find_missing_gradients(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for policy, records in run.steps.items():
         newest = [r for r in records[-_GRADIENT_STEPS:] if r.num_gradient_tokens is not None]
         shares = [(r.num_gradient_tokens or 0) / max(1, r.num_trained_tokens) for r in newest]
@@ -83,7 +83,7 @@ def _find_missing_gradients(run: RunSnapshot) -> Iterable[Finding]:
         if _teach_nothing(_newest_with_equal_reward(records)):
             continue  # `reward_constant` reports it
         reward = fmean(record.reward_mean for record in newest)
-        yield Finding(
+        yield AlarmFinding(
             f"policy {policy}",
             f"{policy}: only {fmean(shares):.1%} of the committed tokens had a gradient in the "
             f"last {_GRADIENT_STEPS} steps, because the rewards within most groups are equal; the mean "
@@ -92,11 +92,11 @@ def _find_missing_gradients(run: RunSnapshot) -> Iterable[Finding]:
         )
 
 
-def _find_truncation(run: RunSnapshot) -> Iterable[Finding]:
+def _find_truncation(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for policy, records in run.steps.items():
         shares = newest_values(records, "episode/truncated_frac", _STEPS)
         if len(shares) == _STEPS and min(shares) >= _TRUNCATED_FRAC:
-            yield Finding(
+            yield AlarmFinding(
                 f"policy {policy}",
                 f"{policy}: {fmean(shares):.0%} of the trajectories reached max_tokens in the "
                 f"last {_STEPS} steps",
@@ -104,7 +104,7 @@ def _find_truncation(run: RunSnapshot) -> Iterable[Finding]:
             )
 
 
-def _find_entropy_collapse(run: RunSnapshot) -> Iterable[Finding]:
+def _find_entropy_collapse(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for policy, records in run.steps.items():
         if len(records) < 2 * _STEPS or records[0].step != 0:
             continue  # the entropy of the first steps is unknown
@@ -118,7 +118,7 @@ def _find_entropy_collapse(run: RunSnapshot) -> Iterable[Finding]:
         reward = _reward(newest)
         if reward > reward_before:
             continue
-        yield Finding(
+        yield AlarmFinding(
             f"policy {policy}",
             f"{policy}: the entropy fell from {fmean(before):.3g} to {fmean(now):.3g} nats per token, and "
             f"the mean reward is {reward:.3g} (at first {reward_before:.3g})",
@@ -130,7 +130,7 @@ def _reward(records: Sequence[StepRecord]) -> float:
     return fmean(record.reward_mean for record in records)
 
 
-def _find_logprob_gaps(run: RunSnapshot) -> Iterable[Finding]:
+def _find_logprob_gaps(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for policy, records in run.steps.items():
         first = newest_values(records[:_STEPS], "logprob_mismatch", _STEPS)
         fresh = newest_values(records, "logprob_mismatch", _STEPS)
@@ -142,7 +142,7 @@ def _find_logprob_gaps(run: RunSnapshot) -> Iterable[Finding]:
             size = f"by at least {min(gaps):.2g} nats on average in each of the last {_GAP_STEPS} steps"
         else:
             continue
-        yield Finding(
+        yield AlarmFinding(
             f"policy {policy}",
             f"{policy}: the logprobs of engine and trainer differ {size}; rounding explains 0.02, or up to "
             "0.16 in a deep model in bfloat16",
@@ -150,7 +150,7 @@ def _find_logprob_gaps(run: RunSnapshot) -> Iterable[Finding]:
         )
 
 
-def _find_bad_bounds(run: RunSnapshot) -> Iterable[Finding]:
+def _find_bad_bounds(run: RunSnapshot) -> Iterable[AlarmFinding]:
     for policy, records in run.steps.items():
         newest = records[-_GAP_STEPS:]
         cuts = [newest_values(newest, name, _GAP_STEPS) for name in ("clip_frac", "masked_frac")]
@@ -160,7 +160,7 @@ def _find_bad_bounds(run: RunSnapshot) -> Iterable[Finding]:
             problem = "was infinite in most minibatches, though the tokens are far from the current policy"
         else:
             continue
-        yield Finding(
+        yield AlarmFinding(
             f"policy {policy}",
             f"{policy}: in each of the last {_GAP_STEPS} steps, the loss's bound {problem}",
             newest[0].at_s,
@@ -175,7 +175,7 @@ def _is_unbounded(newest: Sequence[StepRecord]) -> bool:
     return min(shares) >= _UNBOUNDED_FRAC and min(gaps) >= _FAR_GAP
 
 
-def _find_unread_calls(run: RunSnapshot) -> Iterable[Finding]:
+def _find_unread_calls(run: RunSnapshot) -> Iterable[AlarmFinding]:
     newest = {p.name: p.unread_calls_frac for p in run.policies if p.num_episodes >= _UNREAD_EPISODES}
     for policy in {**newest, **run.steps}:
         records = run.steps.get(policy, ())
@@ -184,14 +184,14 @@ def _find_unread_calls(run: RunSnapshot) -> Iterable[Finding]:
         stepped = num_unread[0] / num_turns[0] if num_unread and num_turns and num_turns[0] else 0.0
         share = max(newest.get(policy, 0.0), stepped)
         if share > _UNREAD_FRAC:
-            yield Finding(
+            yield AlarmFinding(
                 f"policy {policy}",
                 f"{policy}: {share:.0%} of the turns look like a tool call, but no call was read from them",
             )
 
 
 LEARNING_RULES = (
-    Rule(
+    AlarmRule(
         "reward_constant",
         "The mean reward was the same in at least the last 5 steps, and no token had a gradient. If the "
         "trainer does not report gradients, the rule needs 20 steps.",
@@ -199,7 +199,7 @@ LEARNING_RULES = (
         _find_constant_rewards,
         is_cause=False,
     ),
-    Rule(
+    AlarmRule(
         "no_gradient",
         "Fewer than 5% of the committed tokens had a gradient in each of the last 8 steps.",
         "choose harder tasks if the reward is near its best, and easier ones if it is near its worst; a "
@@ -207,21 +207,21 @@ LEARNING_RULES = (
         _find_missing_gradients,
         is_cause=False,
     ),
-    Rule(
+    AlarmRule(
         "truncation",
         "At least half of the trajectories reached max_tokens in each of the last 5 steps.",
         "raise sampling.max_tokens, or reward short answers; truncated answers are seldom right",
         _find_truncation,
         is_cause=False,
     ),
-    Rule(
+    AlarmRule(
         "unread_calls",
         "More than 1% of the turns look like a tool call from which none was read.",
         "look at such a turn with `astraflow view`; `astraflow doctor RECIPE` says in which format the chat "
         "template prints calls, which `workflow.parser: auto` reads",
         _find_unread_calls,
     ),
-    Rule(
+    AlarmRule(
         "entropy_collapse",
         "The entropy of the last 5 steps is below a tenth of that of the first 5, and the mean reward has "
         "not risen.",
@@ -230,7 +230,7 @@ LEARNING_RULES = (
         _find_entropy_collapse,
         is_cause=False,
     ),
-    Rule(
+    AlarmRule(
         "logprob_gap",
         "Engine and trainer differ by at least 0.05 nats (or four times the most of the first 5 steps, at "
         "most 0.2) on average for tokens of the newest version in the last 5 steps, or by at least 0.5 nats "
@@ -240,7 +240,7 @@ LEARNING_RULES = (
         _find_logprob_gaps,
         is_cause=False,
     ),
-    Rule(
+    AlarmRule(
         "bad_bound",
         "In each of the last 3 steps, the loss clipped or left out at least 99% of the tokens, or its bound "
         "over the minibatch was infinite in at least half of the minibatches, while engine and trainer "

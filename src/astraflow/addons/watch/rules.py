@@ -3,8 +3,8 @@
 from astraflow.addons.watch.flow_rules import FLOW_RULES
 from astraflow.addons.watch.learning_rules import LEARNING_RULES
 from astraflow.addons.watch.process_rules import PROCESS_RULES
-from astraflow.report.watch.rule import Rule
+from astraflow.report.watch.rule import AlarmRule
 
 __all__ = ["RULES"]
 
-RULES: tuple[Rule, ...] = (*PROCESS_RULES, *FLOW_RULES, *LEARNING_RULES)
+RULES: tuple[AlarmRule, ...] = (*PROCESS_RULES, *FLOW_RULES, *LEARNING_RULES)

@@ -53,6 +53,7 @@ from astraflow.types import HANDED_IN, Failure, StepRecord, lease_kind
 
 __all__ = [
     "AuditState",
+    "AuditedBatch",
     "AuditedEpisodes",
     "AuditedGroup",
     "AuditedPolicy",
@@ -61,7 +62,6 @@ __all__ = [
     "FailureKind",
     "Ledger",
     "ReplayedGroups",
-    "TakenBatch",
     "count_failure",
 ]
 
@@ -132,7 +132,7 @@ class AuditedGroup(AuditedEpisodes, array_like=True):
         )
 
 
-class TakenBatch(msgspec.Struct, frozen=True, array_like=True):
+class AuditedBatch(msgspec.Struct, frozen=True, array_like=True):
     """A batch and the number of its record, which determines the plan by which it is checked."""
 
     event: BatchTaken
@@ -178,7 +178,7 @@ class ClosedFates(msgspec.Struct):
 class AuditedPolicy(msgspec.Struct):
     """The audit state of one policy."""
 
-    batches: dict[int, TakenBatch] = {}
+    batches: dict[int, AuditedBatch] = {}
     """Step -> batch, for steps that are not closed."""
     committed: dict[int, StepRecord] = {}
     """Committed steps that are not closed."""
@@ -399,7 +399,7 @@ class Ledger:
         if event.step in policy.batches or event.step < policy.num_committed:
             self._problem(f"{event.policy}: step {event.step + 1} gets a second batch")
             return
-        policy.batches[event.step] = TakenBatch(event, record.seq)
+        policy.batches[event.step] = AuditedBatch(event, record.seq)
         self._use(event, record)
 
     def _drop(self, event: BatchDropped, _: Record) -> None:

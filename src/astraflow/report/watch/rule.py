@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from astraflow.report.watch.run_snapshot import RunSnapshot
 
-__all__ = ["Finding", "Rule"]
+__all__ = ["AlarmFinding", "AlarmRule"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AlarmFinding:
     """One part of the run for which a rule's condition holds."""
 
     subject: str
@@ -23,14 +23,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AlarmRule:
     """One thing that can be wrong. `find` is pure: it reads nothing but the snapshot that it gets."""
 
     name: str
     condition: str
     """The condition as a sentence, for the table in the docs."""
     advice: str
-    find: Callable[[RunSnapshot], Iterable[Finding]]
+    find: Callable[[RunSnapshot], Iterable[AlarmFinding]]
     holds_s: float = 0.0
     """Time that the condition must hold before it raises an alarm, since a single snapshot can mislead."""
     is_symptom: bool = False

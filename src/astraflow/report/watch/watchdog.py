@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from astraflow.report.watch.rule import Finding, Rule
+from astraflow.report.watch.rule import AlarmFinding, AlarmRule
 from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.types.alarm import Alarm
 from astraflow.user_input.installed import find_entries, load_entry
@@ -129,17 +129,17 @@ def cleared_text(alarm: Alarm) -> str:
 
 
 @cache
-def _rules() -> tuple[Rule, ...]:
+def _rules() -> tuple[AlarmRule, ...]:
     """All rules, in the order in which their alarms are shown."""
     findings = [load_entry(entry) for entry in find_entries("astraflow.alarms")]
     return tuple(rule for rules in findings if rules for rule in rules)
 
 
-def _find(snapshot: RunSnapshot) -> Iterable[tuple[Rule, Finding]]:
+def _find(snapshot: RunSnapshot) -> Iterable[tuple[AlarmRule, AlarmFinding]]:
     return [(rule, finding) for rule in _rules() for finding in rule.find(snapshot)]
 
 
-def _make_alarm(rule: Rule, finding: Finding, first_s: float) -> Alarm:
+def _make_alarm(rule: AlarmRule, finding: AlarmFinding, first_s: float) -> Alarm:
     return Alarm(
         rule=rule.name,
         subject=finding.subject,
