@@ -33,15 +33,22 @@ from drivers.system_driver import ROOT
 
 __all__ = ["TEMPLATES", "Asked", "fixture_overrides", "rehearse", "write_model_folders", "write_tasks"]
 
-TEMPLATES = {"Llama": "llama3", "Qwen2": "qwen2_5", "Qwen3-VL": "qwen3_vl", "Qwen3": "qwen3"}
+TEMPLATES = {
+    "Llama": "llama3", "Qwen2": "qwen2_5", "Qwen3-VL": "qwen3_vl", "Qwen3": "qwen3", "gemma": "gemma4",
+    "GLM": "glm4_5", "gpt-oss": "gpt_oss",
+}  # fmt: skip
 """Template in tests/chat_templates by the beginning of a model's name; the first that fits counts."""
 _SPECIAL = {
     "llama3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>"],
     "qwen2_5": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
     "qwen3": ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>"],
     "qwen3_vl": ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"],
+    "gemma4": ["<bos>", "<|turn>", "<turn|>", "<|think|>", "<|tool>", "<tool|>"],
+    "glm4_5": ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+    "gpt_oss": ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"],
 }
-_ENDS = {name: "<|eot_id|>" if name == "llama3" else "<|im_end|>" for name in _SPECIAL}
+_OWN_ENDS = {"llama3": "<|eot_id|>", "gemma4": "<turn|>", "glm4_5": "<|user|>", "gpt_oss": "<|return|>"}
+_ENDS = {name: _OWN_ENDS.get(name, "<|im_end|>") for name in _SPECIAL}
 _IMAGE = "<|image_pad|>"
 _READING = {
     "patch_size": 16,

@@ -121,7 +121,7 @@ class ChatRenderer:
 
     def _with_tools(self, tools: tuple[ToolSpec, ...]) -> "ChatRenderer":
         shown = self._showing(tools)
-        text = self._tokenizer.decode(shown.render((Message(role="user", content=""),)))
+        text = shown.prompt_text((Message(role="user", content=""),))
         hidden = [tool.name for tool in tools if tool.name not in text]
         if hidden:
             raise RolloutError(
@@ -131,6 +131,10 @@ class ChatRenderer:
                 is_retryable=False,
             )
         return shown
+
+    def prompt_text(self, messages: Sequence[Message]) -> str:
+        """Renders a conversation to text, which may have characters that the tokenizer lacks."""
+        return self._tokenizer.text(messages, self._tools)
 
     def _showing(self, tools: tuple[ToolSpec, ...]) -> "ChatRenderer":
         return ChatRenderer(self._tokenizer, self._stop_ids, tools=tools, images=self._images)

@@ -68,6 +68,9 @@ class LibraryRenderer(ChatRenderer):
             tokenizer.encode(mark if is_gpt_oss else "") for mark in marks
         ]
 
+    def prompt_text(self, messages: Sequence[Message]) -> str:
+        return self._tokenizer.decode(self.render(messages))
+
     def _showing(self, tools: tuple[ToolSpec, ...]) -> ChatRenderer:
         return LibraryRenderer(self._tokenizer, self._stop_ids, self._library, tools=tools)
 

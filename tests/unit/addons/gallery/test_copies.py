@@ -45,6 +45,7 @@ def test_a_copied_recipe_has_all_that_it_needs(
         "./models/Qwen3-14B",
         "./models/Qwen3-30B-A3B",
         "./models/Qwen3-32B",
+        "./models/Qwen3.5-35B-A3B",
         *(f"./models/{name}" for name, _ in copies.specs_of(entry)),
     }
 
