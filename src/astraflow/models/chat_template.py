@@ -34,18 +34,12 @@ __all__ = [
 _JSON_FILES = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
 """Files that may hold templates under `chat_template`: one string, or a list of named templates."""
 _KEY = "chat_template"
+_MAIN = "default"
 _DATE_LETTERS = "aAbBcdDeFHIjmMpRSTuUVwWxXyYzZ"
 """Letters of the forms that `strftime` replaces, such as `%Y`."""
-_BUILT_IN = frozenset(
-    {
-        "messages",
-        "tools",
-        "add_generation_prompt",
-        "continue_final_message",
-        "raise_exception",
-        "strftime_now",
-        "additional_special_tokens",
-    }
+_BUILT_IN = (
+    *("messages", "tools", "add_generation_prompt", "continue_final_message", "raise_exception"),
+    *("strftime_now", "additional_special_tokens"),
 )
 """Variables that every template gets, in addition to the special tokens (`bos_token` and the like)."""
 
@@ -58,7 +52,8 @@ def check_template_args(args: Mapping[str, object], model_dir: Path, where: str)
     """
     if not args:
         return
-    known = sorted({name for text in template_texts(model_dir) for name in readable_args(text, model_dir)})
+    texts = template_texts(model_dir).values()
+    known = sorted({name for text in texts for name in readable_args(text, model_dir)})
     for name, value in args.items():
         if name not in known:
             reads = f"it reads {', '.join(known)}" if known else "it reads no arguments"
@@ -98,14 +93,16 @@ def write_template_defaults(folder: Path, args: Mapping[str, object]) -> None:
         path.write_text(_add_defaults(path.read_text(encoding="utf-8"), args), encoding="utf-8")
     for name in _JSON_FILES:
         content = json_object(folder / name)
-        if content.get(_KEY):
-            changed = {**content, _KEY: _add_defaults_to_entry(content[_KEY], args)}
-            (folder / name).write_text(json.dumps(changed, indent=2, ensure_ascii=False), encoding="utf-8")
+        named = {key: _add_defaults(text, args) for key, text in _named_in(folder / name).items()}
+        if named:
+            listed = [{"name": key, "template": text} for key, text in named.items()]
+            content[_KEY] = named[_MAIN] if isinstance(content[_KEY], str) else listed
+            (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def folder_prints_date(folder: Path) -> bool:
     """Whether a chat template of a folder prints today's date. Raises: DataError if a file isn't JSON."""
-    return any(map(prints_date, template_texts(folder)))
+    return any(map(prints_date, template_texts(folder).values()))
 
 
 def prints_date(template: object) -> bool:
@@ -138,27 +135,32 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return tokens
 
 
-def template_texts(folder: Path) -> list[str]:
-    """The texts of all templates in a folder. Raises: DataError if a file is not valid JSON."""
-    texts = [_text(path) for path in _jinja_files(folder)]
-    for name in _JSON_FILES:
-        entry = json_object(folder / name).get(_KEY)
-        texts += [entry] if isinstance(entry, str) else [each["template"] for each in entry or ()]
-    return texts
+def template_texts(folder: Path) -> dict[str, str]:
+    """The templates in a folder by name: the main one is `default`, and `tool_use` counts if there are tools.
+
+    Raises: DataError if a file is not valid JSON.
+    """
+    named: dict[str, str] = {}
+    for name in reversed(_JSON_FILES):
+        named |= _named_in(folder / name)
+    names = {"chat_template": _MAIN}
+    return named | {names.get(path.stem, path.stem): _text(path) for path in _jinja_files(folder)}
 
 
 def check_templates(folder: Path) -> None:
     """Raises: DataError if a folder has two different main templates; programs disagree which one counts."""
     path = folder / "chat_template.jinja"
-    entry = json_object(folder / "tokenizer_config.json").get(_KEY)
-    if isinstance(entry, list):
-        named = {each.get("name"): each.get("template") for each in cast("list[dict[str, Any]]", entry)}
-        entry = named.get("default")
-    if entry and path.is_file() and str(entry).strip() != _text(path).strip():
+    entry = _named_in(folder / "tokenizer_config.json").get(_MAIN)
+    if entry and path.is_file() and entry.strip() != _text(path).strip():
         raise DataError(
             f"its {path.name} and its tokenizer_config.json hold different chat templates; remove the one "
             "that the model was not trained with"
         )
+
+
+def _named_in(path: Path) -> dict[str, str]:
+    entry = cast("str | list[dict[str, str]]", json_object(path).get(_KEY) or [])
+    return {_MAIN: entry} if isinstance(entry, str) else {each["name"]: each["template"] for each in entry}
 
 
 def _text(path: Path) -> str:
@@ -172,14 +174,6 @@ def _jinja_files(folder: Path) -> list[Path]:
     main = folder / "chat_template.jinja"
     others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     return [main, *others] if main.is_file() else others
-
-
-def _add_defaults_to_entry(
-    entry: str | list[dict[str, str]], args: Mapping[str, object]
-) -> str | list[dict[str, str]]:
-    if isinstance(entry, str):
-        return _add_defaults(entry, args)
-    return [{**each, "template": _add_defaults(each["template"], args)} for each in entry]
 
 
 def _add_defaults(template: str, args: Mapping[str, object]) -> str:

@@ -83,14 +83,15 @@ class HostedPolicy:
                 is_retryable=False,
             )
 
-    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
-        return isinstance(self.renderer, ChatRenderer) and self.renderer.opens_reasoning(prompt)
+    def opens_reasoning(self, prompt: Sequence[int]) -> str:
+        """The tag of reasoning that ends a prompt, so that a completion begins with reasoning; else empty."""
+        return self.renderer.opens_reasoning(prompt) if isinstance(self.renderer, ChatRenderer) else ""
 
     def read(self, prompt: Sequence[int], sampled: Sequence[int]) -> str:
-        """The text of a completion. If its prompt ends with <think>, the text begins with that tag."""
+        """The text of a completion. If its prompt ends with a tag of reasoning, the text begins with it."""
+        tag = self.opens_reasoning(prompt)
         text = self.renderer.parse(sampled).content
-        return f"<think>\n{text}" if self.opens_reasoning(prompt) else text
+        return f"{tag}\n{text}" if tag else text
 
     @cached_property
     def max_context(self) -> int:
@@ -264,7 +265,7 @@ class Dialogue:
             generation.finish_reason,
             len(generation.token_ids),
             idx,
-            begins_in_reasoning=hosted.opens_reasoning(token_ids),
+            begins_in_reasoning=bool(hosted.opens_reasoning(token_ids)),
             call_format=hosted.call_format,
         )
         return completion, generation

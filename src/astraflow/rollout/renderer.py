@@ -15,7 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from astraflow.models.stop_ids import folder_stop_ids
 from astraflow.models.template_limits import render_chat
 from astraflow.types import MediaRef, Message, PolicyInfo, ToolSpec
 from astraflow.types.bounds import as_text
+from astraflow.types.model_text import REASONING_TAGS
 
 __all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer", "load_tokenizer", "policy_renderer"]
 
@@ -37,9 +38,8 @@ _log = logging.getLogger(__name__)
 _MARKER = "\ue000end\ue001"
 """Private-use characters: no template handles them specially, and the text with them is never tokenized."""
 
-_THINK_ENDINGS = tuple(f"{before}<think>{after}" for before in ("", " ") for after in ("", "\n", "\n\n"))
-"""Endings of a prompt if the template opens the model's reasoning. Some tokenizers join a space to `<`."""
-
+_TAG_TOKENS = 32
+"""More tokens than a tag of reasoning and the white space after it have."""
 _CACHED_PROMPTS = 64
 """Number of cached prompts: those of the groups in flight. The episodes of a group share their prompt."""
 
@@ -200,13 +200,12 @@ class ChatRenderer:
         last = _remove_whitespace(_text_parts(history[-2])[-1])  # it must be part of `head`
         return prompt.startswith(head) and (not rest or last not in rest)
 
-    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
-        return any(tuple(prompt[-len(ending) :]) == ending for ending in self._think_endings)
-
-    @cached_property
-    def _think_endings(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(self._tokenizer.encode(text)) for text in _THINK_ENDINGS)
+    def opens_reasoning(self, prompt: Sequence[int]) -> str:
+        """The tag of reasoning that ends a prompt, so that a completion begins with reasoning; else empty."""
+        if not self._tokenizer.decode(prompt[-1:]):  # it ends a text
+            return ""
+        end = self._tokenizer.decode(prompt[-_TAG_TOKENS:]).rstrip()
+        return next(filter(end.endswith, REASONING_TAGS), "")
 
     def parse(self, token_ids: Sequence[int]) -> Message:
         """Decodes sampled ids to an assistant message, without stop tokens."""

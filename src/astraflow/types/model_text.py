@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "CALL_OPENINGS",
+    "REASONING_TAGS",
     "ChannelMessage",
     "Reasoning",
     "channel_messages",
@@ -30,7 +31,7 @@ __all__ = [
     "without_reasoning",
 ]
 
-_REASONING_TAGS = {
+REASONING_TAGS = {
     "<think>": "</think>",
     "<thinking>": "</thinking>",
     "[THINK]": "[/THINK]",
@@ -61,8 +62,8 @@ _ARGUMENTS = {
 }
 """The ends of arguments that aren't JSON, by what precedes them. A closing tag inside of one is text."""
 
-_OPENINGS = {closing: opening for opening, closing in _REASONING_TAGS.items()}
-_TAG = re.compile("|".join(map(re.escape, (*_REASONING_TAGS, *_OPENINGS, *_ARGUMENTS, *_BEFORE_JSON))))
+_OPENINGS = {closing: opening for opening, closing in REASONING_TAGS.items()}
+_TAG = re.compile("|".join(map(re.escape, (*REASONING_TAGS, *_OPENINGS, *_ARGUMENTS, *_BEFORE_JSON))))
 _HEADER = re.compile(
     r"\s*+(?:<\|start\|>assistant\s*+)?(to=[^\s<]++\s*+)?<\|channel\|>\s*+(\w++)(\s++to=[^\s<]++)?[^<]{0,64}"
     r"(?:<\|constrain\|>[^<]{0,64})?<\|message\|>"
@@ -95,16 +96,17 @@ class Reasoning:
 
 
 def find_reasoning(text: str, *, begins_inside: bool = False) -> Reasoning | None:
-    """Finds the reasoning in a text. `begins_inside`: the prompt ended with <think>."""
+    """Finds the reasoning in a text. `begins_inside`: the prompt ended with a tag, which it may repeat."""
     if messages := channel_messages(text):
         return next((each.place for each in messages if each.is_reasoning), None)
     tags = list(_tags(text))
     if begins_inside:
-        return _reasoning(text, None, next((tag for tag in tags if tag[0] == "</think>"), None))
+        ends = [REASONING_TAGS[tag] for tag in REASONING_TAGS if text.startswith(tag)] or _OPENINGS
+        return _reasoning(text, None, next((tag for tag in tags if tag[0] in ends), None))
     next_tags: dict[str, re.Match[str]] = {}
     closings: list[re.Match[str] | None] = []
     for tag in reversed(tags):
-        closings.append(next_tags.get(_REASONING_TAGS.get(tag[0], "")))
+        closings.append(next_tags.get(REASONING_TAGS.get(tag[0], "")))
         next_tags[tag[0]] = tag
     pos = 0
     for tag, closing in zip(tags, reversed(closings), strict=True):
@@ -113,7 +115,7 @@ def find_reasoning(text: str, *, begins_inside: bool = False) -> Reasoning | Non
         is_mentioned = _is_mentioned(text, tag)
         if tag[0] in _OPENINGS and not is_mentioned:
             return _reasoning(text, None, tag, opening=_OPENINGS[tag[0]])
-        if tag[0] in _REASONING_TAGS:
+        if tag[0] in REASONING_TAGS:
             if not is_mentioned or (closing and not _is_mentioned(text, closing)):
                 return _reasoning(text, tag, closing)
             pos = closing.end() if closing else pos

@@ -69,14 +69,14 @@ class Completion:
 
     policy: str
     text: str
-    """The text without end tokens. It includes a stop text that ended the completion, and a <think> with
-    which the chat template ended the prompt."""
+    """The text without end tokens. It includes a stop text that ended the completion, and the tag of
+    reasoning, such as <think>, with which the chat template ended the prompt."""
     finish_reason: FinishReason
     num_tokens: int
     idx: int
     """Position among the completions of the episode."""
     begins_in_reasoning: bool = False
-    """Whether the chat template opened <think> in the prompt, so the policy didn't sample that tag."""
+    """Whether the chat template opened reasoning in the prompt, so the policy didn't sample that tag."""
     call_format: FormatName = "tagged"
     """The format of tool calls that the policy's chat template prints."""
 

@@ -167,6 +167,8 @@ def test_reasoning_that_began_in_the_prompt_and_did_not_end_is_not_said() -> Non
     assert Completion("actor", text, "length", 1, 0, begins_in_reasoning=True).reply == ""
     ended = Completion("actor", f"{text}</think>{tagged()}", "stop", 1, 0, begins_in_reasoning=True)
     assert ended.reply == tagged()
+    for opening in ("[THINK]", "<|channel>thought"):
+        assert Completion("actor", f"{opening}\n5", "length", 1, 0, begins_in_reasoning=True).reply == ""
 
 
 # --- how calls are written ------------------------------------------------------------------------

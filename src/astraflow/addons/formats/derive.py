@@ -76,17 +76,22 @@ def examine_template(folder: Path, template_args: Mapping[str, object]) -> Templ
     texts = template_texts(folder)
     if not texts:
         return TemplateReport(error="the folder has no chat template; add chat_template.jinja")
+    main = texts.get("default")
+    if main is None:
+        names = ", ".join(texts)
+        return TemplateReport(error=f"the folder has templates named {names}, but none named default")
     special = special_tokens(folder)
 
     def render(*messages: Mapping[str, Any], tools: bool = True, is_open: bool = False) -> str:
         given = {"messages": messages, "tools": [_TOOL] if tools else None, "add_generation_prompt": is_open}
         parts = {**special, **given, **template_args}
-        return within_limit(lambda: template_environment().from_string(texts[0]).render(parts))
+        text = texts.get("tool_use", main) if tools else main  # as transformers chooses it
+        return within_limit(lambda: template_environment().from_string(text).render(parts))
 
     try:
         prompt = render(_USER, tools=False, is_open=True)
     except DataError as err:
-        names = sorted(readable_args(texts[0], folder) - template_args.keys())
+        names = sorted(readable_args(main, folder) - template_args.keys())
         unset = f"; it reads {', '.join(names)}, which template_args could set" if names else ""
         return TemplateReport(error=f"{err}{unset}")
     drops_reasoning = _drops_reasoning(render)

@@ -91,9 +91,9 @@ class ModelJudge:
         generation = await engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling, version=-1))
         if generation.finish_reason == "abort":
             raise RolloutError(f"task {task.id}: the judge's engine aborted its reply")
-        is_thinking = isinstance(renderer, ChatRenderer) and renderer.opens_reasoning(prompt)
+        tag = renderer.opens_reasoning(prompt) if isinstance(renderer, ChatRenderer) else ""
         text = renderer.parse(generation.token_ids).content
-        return without_reasoning(text, begins_inside=is_thinking)
+        return without_reasoning(f"{tag}{text}", begins_inside=bool(tag))
 
     async def close(self) -> None:
         """Closes the connections to the endpoint."""

@@ -71,9 +71,10 @@ def choose_renderer(
 
     Raises: ConfigError if the library is needed and can't be used.
     """
-    texts = template_texts(model_dir) if choice != "template" else []
-    name = _fitting(model_dir, "".join(texts[:1])) if choice != "template" else ""
-    if choice != "library" and (not name or _is_enough(model_dir, texts)):
+    texts = template_texts(model_dir) if choice != "template" else {}
+    text = texts.get("tool_use", texts.get("default", ""))
+    name = _fitting(model_dir, text) if choice != "template" else ""
+    if choice != "library" and (not name or _is_enough(model_dir, text)):
         return None
     if not name:
         names = ", ".join(sorted(known[0] for known in _KNOWN))
@@ -112,16 +113,16 @@ def _fitting(model_dir: Path, template: str) -> str:
     return ""
 
 
-def _is_enough(model_dir: Path, templates: list[str]) -> bool:
+def _is_enough(model_dir: Path, template: str) -> bool:
     """Returns whether a folder's chat template shows the result of a tool after a reply in plain text."""
     special = special_tokens(model_dir)
 
     def render() -> str:
         given = {**special, "messages": _PROBE, "tools": None, "add_generation_prompt": True}
-        return template_environment().from_string(templates[0]).render(given)
+        return template_environment().from_string(template).render(given)
 
     try:
         # Kimi's template shows the id of the call. AstraFlow's messages have none, and the library's get one.
-        return bool(templates) and "tool_call_id" not in templates[0] and _RESULT in within_limit(render)
+        return bool(template) and "tool_call_id" not in template and _RESULT in within_limit(render)
     except DataError:
         return False

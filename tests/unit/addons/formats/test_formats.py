@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.formats.derive import call_format, examine_template
+from astraflow.addons.formats.derive import TemplateReport, call_format, examine_template
 from astraflow.addons.formats.readers import FORMATS, calls_in_any_format
 from astraflow.types.model_text import without_reasoning
 from astraflow.workflows.calls import CALL_PARSERS, ToolCall, is_unread, offered_calls
@@ -179,6 +179,20 @@ def test_a_template_that_needs_an_argument_names_it(tmp_path: Path) -> None:
 )
 def test_a_template_that_cannot_show_tools_is_reported(template: str, problem: str, tmp_path: Path) -> None:
     assert examine_template(folder_with(template, tmp_path), {}).hides_tools == problem
+
+
+def test_the_template_for_tools_is_examined_where_a_folder_has_one(tmp_path: Path) -> None:
+    others = folder_with(CHATML, tmp_path) / "additional_chat_templates"
+    others.mkdir()
+    (others / "tool_use.jinja").write_text(CALL_TEMPLATES["qwen3_5"].template, encoding="utf-8")
+    (others / "rag.jinja").write_text("{{ raise_exception('not this one') }}", encoding="utf-8")
+    assert examine_template(tmp_path, {}) == TemplateReport(format="qwen_xml")
+    (tmp_path / "chat_template.jinja").unlink()
+    assert examine_template(tmp_path, {}).error.endswith("named rag, tool_use, but none named default")
+    named = [{"name": name, "template": text} for name, text in (("tool_use", SHOWS), ("default", CHATML))]
+    (others / "tool_use.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}), encoding="utf-8")
+    assert examine_template(tmp_path, {}).hides_tools == ""
 
 
 def test_a_call_that_no_format_reads_is_shown(tmp_path: Path) -> None:
