@@ -4,6 +4,7 @@ The model has the whole vocabulary of gpt-oss. It has learned one conversation b
 answer, each behind reasoning in the channel `analysis`. The engine samples it token by token.
 """
 
+import math
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -68,12 +69,18 @@ def model(folder: Path, renderer: ChatRenderer) -> Any:
     model = cast("Any", AutoModelForCausalLM).from_config(config)
     ids, is_sampled = _conversation(folder, renderer)
     places = [idx - 1 for idx, sampled in enumerate(is_sampled) if sampled]
-    targets = torch.tensor([ids[idx + 1] for idx in places])
+    used, numbers = torch.tensor(ids).unique(return_inverse=True)
+    with torch.no_grad():  # every other token's logit is 0, so one number stands for all of them in the loss
+        rows = model.lm_head.weight[used].clone()
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[used] = rows
+    others = torch.full((len(places), 1), math.log(config.vocab_size - len(used)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
     loss = torch.tensor(0.0)
     for _ in range(_NUM_STEPS):
         hidden = model.model(torch.tensor([ids])).last_hidden_state[0, places]
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden), targets)
+        logits = torch.cat([hidden @ model.lm_head.weight[used].T, others], dim=1)
+        loss = torch.nn.functional.cross_entropy(logits, numbers[1:][places])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

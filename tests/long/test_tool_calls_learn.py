@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def make_model(family: str, folder: Path) -> Path:
         "name": "caller",
         "tokenizer": {"characters": "0123456789+=. ", "words": words},
         "demonstrations": {"use": "tests.stand_ins.call_world:demonstrations", "args": {"family": family}},
-        "warm_start": {"steps": 120, "batch_size": 64, "lr": 0.015},
+        "warm_start": {"steps": 300, "batch_size": 64, "lr": 0.015},
     }
     (folder / "spec.yaml").write_text(yaml.safe_dump(spec, allow_unicode=True))
     made = astraflow("model", "init", str(folder / "spec.yaml"), "--out", str(folder / "model"))
@@ -41,42 +42,52 @@ def make_model(family: str, folder: Path) -> Path:
     return folder / "model"
 
 
-def train(runs: Runs, family: str, *, steps: int, parser: str = "auto", **table: int) -> Started:
+def train(
+    runs: Runs, family: str, *, steps: int, parser: str = "auto", max_episodes: int = 64, **table: int
+) -> Started:
     path = runs.recipe(
         steps=steps,
         workflow={"name": "agent", "run": {"use": "tests.stand_ins.call_world:solve"}, "parser": parser},
     )
     recipe: dict[str, Any] = yaml.safe_load(path.read_text())
     recipe["tasks"]["extract"] = "whole"
+    plain = {"allow_parentheses": False, "allow_negation": False}  # the model knows digits and + only
+    recipe["tasks"]["sources"]["sums"]["args"] |= plain
     recipe["policies"]["actor"] |= {
         "model": str(make_model(family, runs.folder)),
         "sampling": {"max_tokens": 8, "temperature": 0.5},
         "table": {"group_size": 8, "groups_per_batch": 8, "max_staleness": 1, **table},
-        "train": {"steps": steps, "lr": 2e-3, "minibatches": 2},
+        "train": {"steps": steps, "lr": 5e-4, "minibatches": 2},
     }
-    recipe["rollout"] = {"max_episodes": 64, "engine": {"name": "torch", "num_slots": 64, "max_context": 64}}
+    recipe["rollout"] = {
+        "max_episodes": max_episodes,
+        "engine": {"name": "torch", "num_slots": 64, "max_context": 64},
+    }
     path.write_text(yaml.safe_dump(recipe))
     return runs.start(path)
 
 
 @pytest.mark.parametrize("family", PIECES)
 def test_an_agent_that_calls_a_tool_learns_in_the_format_of_its_model(runs: Runs, family: str) -> None:
-    run = train(runs, family, steps=12)
+    run = train(runs, family, steps=20)
     assert run.finish() == 0, run.report()
     assert run.summary()["audit_ok"]
     lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
     rewards = [line["reward_mean"] for line in steps]
     assert sum(rewards[-3:]) / 3 - rewards[0] >= 0.15, rewards
-    assert [line["episode/unread_calls"] for line in steps[-3:]] == [0.0] * 3, steps[-1]
-    assert {line["episode/forks"] for line in steps} == {0.0}
+    assert {(line["episode/unread_calls"], line["episode/forks"]) for line in steps} == {(0.0, 0.0)}
 
 
 def test_the_wrong_format_is_named_within_twenty_episodes(runs: Runs) -> None:
-    run = train(runs, "qwen3_5", steps=40, parser="tagged", group_size=4, groups_per_batch=5)
+    run = train(runs, "qwen3_5", steps=40, parser="tagged", max_episodes=4, group_size=4, groups_per_batch=20)
     line = run.read_until("look like a tool call")
+    named_s = time.time()
     assert "% of the turns look like a tool call, but no call was read from them" in line
     named_after = json.loads((run.run_dir / "run.json").read_text())["alarms"]
     assert [alarm["rule"] for alarm in named_after] == ["unread_calls"], named_after
     run.process.send_signal(signal.SIGINT)
     run.finish()
+    listed = astraflow("episodes", str(run.run_dir), "--limit", "999", "--format", "jsonl")
+    episodes = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert 8 <= sum(each["at_s"] < named_s for each in episodes) <= 20

@@ -61,20 +61,25 @@ def demonstrations(num: int, seed: int, family: str) -> Sequence[Demonstration]:
 
 
 async def solve(task: AgentTask, endpoint: Endpoint) -> float:
-    """Lets the model call the tool, and rewards large numbers. It doesn't know how the model writes calls."""
+    """Lets the model call the tool once, and rewards large numbers, if it then says the result.
+
+    It doesn't know how the model writes calls.
+    """
     function = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
     tools: Any = [{"type": "function", "function": function}]
     messages: list[Any] = [{"role": "user", "content": task.prompt}]
     total = 0
+    answer = ""
     async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
         for _ in range(2):
             reply = await client.chat.completions.create(model="actor", messages=messages, tools=tools)
             said = reply.choices[0].message
             messages.append(said)
+            answer = "" if said.tool_calls else said.content or ""
             for call in said.tool_calls or ():
                 given = json.loads(call.function.arguments)  # type: ignore[union-attr]
                 numbers = [given.get("a"), given.get("b")]
                 if all(isinstance(number, int) and number <= 9 for number in numbers):
                     total = max(total, sum(numbers))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": f"={total}"})
-    return total / 18
+    return total / 18 if answer.startswith("=") else 0.0

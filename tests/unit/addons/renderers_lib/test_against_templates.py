@@ -43,7 +43,14 @@ def _without_whitespace(text: str) -> str:
 
 _REASONS: dict[str, Callable[[str], str]] = {"deepseek-v3": _deepseek, "deepseek-r1": _deepseek}
 
-_families = pytest.mark.parametrize("family", HUB_FAMILIES, ids=lambda family: family.library)
+_QUICK = ("qwen3", "glm-5", "deepseek-v3")
+_families = pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, id=family.library, marks=() if family.library in _QUICK else pytest.mark.long)
+        for family in HUB_FAMILIES
+    ],
+)
 
 
 @dataclass(frozen=True)
