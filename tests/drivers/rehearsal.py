@@ -226,5 +226,5 @@ def _asked(name: str, request: GenerateRequest, engine: _OneWordEngine, hosted: 
         text,
         len(request.token_ids),
         request.sampling.max_tokens,
-        bool(hosted.opens_reasoning(request.token_ids)),
+        bool(hosted.read(request.token_ids, ())[0]),
     )

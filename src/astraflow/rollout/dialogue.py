@@ -83,15 +83,11 @@ class HostedPolicy:
                 is_retryable=False,
             )
 
-    def opens_reasoning(self, prompt: Sequence[int]) -> str:
-        """The tag of reasoning that ends a prompt, so that a completion begins with reasoning; else empty."""
-        return self.renderer.opens_reasoning(prompt) if isinstance(self.renderer, ChatRenderer) else ""
-
-    def read(self, prompt: Sequence[int], sampled: Sequence[int]) -> str:
-        """The text of a completion. If its prompt ends with a tag of reasoning, the text begins with it."""
-        tag = self.opens_reasoning(prompt)
+    def read(self, prompt: Sequence[int], sampled: Sequence[int]) -> tuple[str, str]:
+        """The tag of reasoning that ends the prompt, if any, and the completion as text, from that tag on."""
+        tag = self.renderer.opens_reasoning(prompt) if isinstance(self.renderer, ChatRenderer) else ""
         text = self.renderer.parse(sampled).content
-        return f"{tag}\n{text}" if tag else text
+        return tag, f"{tag}\n{text}" if tag else text
 
     @cached_property
     def max_context(self) -> int:
@@ -257,7 +253,7 @@ class Dialogue:
         idx = self.recorder.record(speaker, conversation, token_ids, generation, media=prompt.media)
         if is_new and self._progress is not None:
             self._progress.add(hosted.info.name, request, generation)
-        text = hosted.read(token_ids, generation.token_ids)
+        tag, text = hosted.read(token_ids, generation.token_ids)
         self._sampled[text] = generation.token_ids
         completion = Completion(
             hosted.info.name,
@@ -265,7 +261,7 @@ class Dialogue:
             generation.finish_reason,
             len(generation.token_ids),
             idx,
-            begins_in_reasoning=bool(hosted.opens_reasoning(token_ids)),
+            begins_in_reasoning=bool(tag),
             call_format=hosted.call_format,
         )
         return completion, generation
@@ -311,7 +307,7 @@ class Dialogue:
                 is_retryable=False,
             )
         # The tokens mean something to another policy only if both have the same tokenizer.
-        read = hosted.read(token_ids[:start], token_ids[start:])
+        _, read = hosted.read(token_ids[:start], token_ids[start:])
         if read != completion.text:
             raise RolloutError(
                 f"policy {name} reads a completion of {completion.policy} as {read[:80]!r} instead of "

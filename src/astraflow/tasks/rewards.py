@@ -229,7 +229,7 @@ class _Part:
 
     def start(self, task: Task, text: str) -> object:
         """Calls the scorer. Returns a value or an awaitable."""
-        gets_all = self.scorer.gets_all or (isinstance(self.scorer, OwnReward) and self.mode == "whole")
+        gets_all = self.scorer.gets_all or (self.mode == "whole" and isinstance(self.scorer, OwnReward))
         answer = text if gets_all else extract_answer(text, mode=self.mode)
         if answer is None:
             return 0.0

@@ -63,6 +63,8 @@ _ARGUMENTS = {
 """The ends of arguments that aren't JSON, by what precedes them. A closing tag inside of one is text."""
 
 _OPENINGS = {closing: opening for opening, closing in REASONING_TAGS.items()}
+_MARK = re.compile("[<[◁]")
+"""How each tag begins. Most replies have none, so they are read at once."""
 _TAG = re.compile("|".join(map(re.escape, (*REASONING_TAGS, *_OPENINGS, *_ARGUMENTS, *_BEFORE_JSON))))
 _HEADER = re.compile(
     r"\s*+(?:<\|start\|>assistant\s*+)?(to=[^\s<]++\s*+)?<\|channel\|>\s*+(\w++)(\s++to=[^\s<]++)?[^<]{0,64}"
@@ -97,6 +99,8 @@ class Reasoning:
 
 def find_reasoning(text: str, *, begins_inside: bool = False) -> Reasoning | None:
     """Finds the reasoning in a text. `begins_inside`: the prompt ended with a tag, which it may repeat."""
+    if not begins_inside and not _MARK.search(text):
+        return None
     if messages := channel_messages(text):
         return next((each.place for each in messages if each.is_reasoning), None)
     tags = list(_tags(text))
