@@ -64,7 +64,7 @@ class HostedPolicy:
     model_dir: Path | None = None
     """The model's folder, whose chat template shows in which format the policy writes calls."""
 
-    @property
+    @cached_property
     def call_format(self) -> FormatName:
         """The format of tool calls that the chat template prints; `tagged` if it prints none."""
         return added.call_format(self.model_dir, self.info.template_args) if self.model_dir else "tagged"

@@ -15,8 +15,8 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
-from itertools import pairwise
+from functools import cache, cached_property, lru_cache
+from itertools import pairwise, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 _MARKER = "\ue000end\ue001"
 """Private-use characters: no template handles them specially, and the text with them is never tokenized."""
 
-_TAG_TOKENS = 32
-"""More tokens than a tag of reasoning and the white space after it have."""
+_OPENINGS = tuple(product(REASONING_TAGS, product(("", " "), ("", "\n", "\n\n"))))
+"""How prompts end that open reasoning: (tag, white space around it). Some tokenizers join a space to `<`."""
 _CACHED_PROMPTS = 64
 """Number of cached prompts: those of the groups in flight. The episodes of a group share their prompt."""
 
@@ -202,10 +202,14 @@ class ChatRenderer:
 
     def opens_reasoning(self, prompt: Sequence[int]) -> str:
         """The tag of reasoning that ends a prompt, so that a completion begins with reasoning; else empty."""
-        if not self._tokenizer.decode(prompt[-1:]):  # it ends a text
-            return ""
-        end = self._tokenizer.decode(prompt[-_TAG_TOKENS:]).rstrip()
-        return next(filter(end.endswith, REASONING_TAGS), "")
+        # Tokenizers give up Python's lock, and get it back late beside a busy engine: so none is called here.
+        return next((tag for ids, tag in self._openings if tuple(prompt[-len(ids) :]) == ids), "")
+
+    @cached_property
+    def _openings(self) -> list[tuple[tuple[int, ...], str]]:
+        encoded = [(tuple(self._tokenizer.encode(tag.join(ends))), tag) for tag, ends in _OPENINGS]
+        # A small tokenizer may not know the characters of a tag.
+        return [(ids, tag) for ids, tag in encoded if self._tokenizer.decode(ids).strip() == tag]
 
     def parse(self, token_ids: Sequence[int]) -> Message:
         """Decodes sampled ids to an assistant message, without stop tokens."""
