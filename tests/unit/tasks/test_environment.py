@@ -64,7 +64,7 @@ def test_an_environment_that_the_recipe_lacks_is_named() -> None:
         parse_config({"sources": {"sums": {"name": "environment"}}}, TasksConfig)
     environments = {"plain": {"use": "collections:Counter"}, "other": {"use": "collections:Counter"}}
     for source, message in (
-        ({"environment": "plian"}, r"sources\.sums: environment = 'plian' is not one .*did you mean .plain"),
+        ({"environment": "plane"}, r"sources\.sums: environment = 'plane' is not one .*did you mean .plain"),
         ({}, r"sources\.sums: `environment` is empty; name one of tasks\.environments .*other, plain"),
     ):
         given = {"sources": {"sums": {"name": "environment", **source}}, "environments": environments}
