@@ -1,4 +1,4 @@
-"""Engines with a fault, as a component of a user's own may have one: what the drift check has to find."""
+"""Engines with deliberate faults, loaded like a user's own component, which the drift check must detect."""
 
 import msgspec
 
@@ -11,16 +11,16 @@ __all__ = ["HotEngine", "RoundingEngine"]
 
 
 class HotEngine(TorchEngine):
-    """Samples at another temperature than it is asked for, and tells nobody."""
+    """Samples at a different temperature than requested, and doesn't report it."""
 
     def __init__(self, snapshot: WeightSnapshot, *, factor: float, max_context: int = 48) -> None:
         super().__init__(TorchEngineConfig(max_context=max_context), snapshot)
         self._factor = factor
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """As asked, but for the temperature."""
-        heat = request.sampling.temperature * self._factor
-        sampling = msgspec.structs.replace(request.sampling, temperature=heat)
+        """Generates at `factor` times the requested temperature."""
+        temperature = request.sampling.temperature * self._factor
+        sampling = msgspec.structs.replace(request.sampling, temperature=temperature)
         return await super().generate(msgspec.structs.replace(request, sampling=sampling))
 
 

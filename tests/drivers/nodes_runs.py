@@ -1,4 +1,4 @@
-"""Runs whose trainer spans nodes, and what they are compared with."""
+"""Runs whose trainer spans several nodes, and single-node runs to compare them with."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from drivers.system_driver import ROOT, Place, Runs, Started, num_steps, wait_un
 
 ALIKE_STEPS = 3
 ALIKE = (
-    # One episode at a time, and no version ahead: every run of the recipe then samples the same.
+    # One episode at a time and no staleness, so every run of the recipe samples the same tokens.
     "rollout.max_episodes=1",
     "policies.actor.table.max_staleness=0",
     "policies.actor.table.engine_lag=0",
@@ -20,12 +20,12 @@ ALIKE = (
     "policies.actor.train.keep_checkpoints=9",
 )
 _BACK_S = 300.0
-"""In this time, all ranks are back and have done some steps."""
+"""Time limit for all ranks to recover and take some steps."""
 _STEPS_BETWEEN = 8
 
 
 def first_steps(run: Started) -> tuple[list[tuple[float, float]], dict[str, bytes]]:
-    """Loss and norm of the gradient of each of the first steps, and the weights after them."""
+    """Loss and gradient norm of each of the first steps, and the weights after them."""
     lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["step"] <= ALIKE_STEPS]
     checkpoint = run.run_dir / "checkpoints" / "actor" / f"step-{ALIKE_STEPS:08d}"
@@ -34,10 +34,11 @@ def first_steps(run: Started) -> tuple[list[tuple[float, float]], dict[str, byte
     return [(row["loss"], row["grad_norm"]) for row in rows], found
 
 
-def learn_with_trouble(
-    runs: Runs, model: Path, troubles: Sequence[Callable[[], object]], *arguments: str, place: Place
+def train_through_failures(
+    runs: Runs, model: Path, failures: Sequence[Callable[[], object]], *arguments: str, place: Place
 ) -> Started:
-    """Trains the whole quickstart on two nodes, with a trouble every few steps. Returns: the finished run."""
+    """Trains the whole quickstart on two nodes, and causes a failure every few steps. Returns the
+    finished run."""
     copied = shutil.copytree(model, runs.folder / "quickstart-model")
     run = runs.start(
         ROOT / "recipes" / "quickstart.yaml",
@@ -49,10 +50,10 @@ def learn_with_trouble(
         *arguments,
         place=place,
     )
-    for trouble in troubles:
+    for fail in failures:
         wanted = num_steps(run) + _STEPS_BETWEEN
         wait_until(run, lambda wanted=wanted: num_steps(run) >= wanted, timeout_s=_BACK_S)
-        trouble()
+        fail()
     assert run.finish() == 0, run.report()
     summary = run.summary()
     assert summary["audit_ok"], summary["audit_problems"]

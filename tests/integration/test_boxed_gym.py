@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from astraflow.addons.reasoning_gym.config import ReasoningGymConfig
 from astraflow.addons.sandbox.pool import Sandbox
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.tasks.config import SourceReward, TasksConfig
 from astraflow.tasks.rewards import make_reward
@@ -18,17 +18,18 @@ from astraflow.types import Task
 pytestmark = [
     pytest.mark.xdist_group("sandbox"),
     pytest.mark.timeout(240),
-    pytest.mark.asyncio(loop_scope="module"),  # that of the pool
+    pytest.mark.asyncio(loop_scope="module"),  # the pool lives in the module's loop
 ]
 
 CONFIG = ReasoningGymConfig(dataset="string_insertion", size=5)
 TASKS = TasksConfig(sources={"s": CONFIG}, reward=SourceReward(), score_timeout_s=90.0)
-"""The deadline includes the start of a box, which imports the library: seconds, on a busy machine many."""
+"""The deadline includes starting a box and importing the library, which can take many seconds on a busy
+machine."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[ScoringPool]:
-    """One for all tests: its boxes take seconds to start, and a box that breaks is replaced."""
+    """One pool for all tests, because its boxes take seconds to start. A broken box is replaced."""
     try:
         async with Sandbox():
             pass
@@ -42,7 +43,7 @@ async def pool() -> AsyncIterator[ScoringPool]:
         await made.close()
 
 
-async def test_a_completion_that_a_scorer_runs_reaches_nothing(pool: ScoringPool, tmp_path: Path) -> None:
+async def test_code_in_a_completion_cannot_reach_the_file_system(pool: ScoringPool, tmp_path: Path) -> None:
     trace = tmp_path / "ran"
     task = make_source(CONFIG, name="s").task(0)
     attack = f"__import__('pathlib').Path({str(trace)!r}).touch()"
@@ -55,7 +56,7 @@ async def test_a_completion_that_a_scorer_runs_reaches_nothing(pool: ScoringPool
     assert trace.exists()
 
 
-async def test_an_answer_that_breaks_its_scorer_is_worth_nothing(pool: ScoringPool) -> None:
+async def test_an_answer_that_crashes_its_scorer_scores_zero(pool: ScoringPool) -> None:
     task = make_source(CONFIG, name="s").task(1)
     assert await pool.score(task, "__import__('os').abort()") == 0.0
     assert await pool.score(task, "__import__('os').fork()") == 0.0
@@ -64,5 +65,5 @@ async def test_an_answer_that_breaks_its_scorer_is_worth_nothing(pool: ScoringPo
 async def test_a_task_that_this_machine_generates_differently_is_an_error(pool: ScoringPool) -> None:
     task = make_source(CONFIG, name="s").task(0)
     altered = Task(id=task.id, source="s", prompt="another", answer=task.answer, spec=task.spec)
-    with pytest.raises(Exception, match="same version of reasoning-gym"):
+    with pytest.raises(RolloutError, match="same version of reasoning-gym"):
         await pool.score(altered, task.answer)

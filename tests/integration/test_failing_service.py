@@ -10,7 +10,7 @@ from astraflow.dataflow.audit import audit
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play_run, running
 
 
-async def test_a_run_does_not_end_by_one_service_that_fails_every_lease_and_names_it(
+async def test_a_service_that_fails_every_lease_is_named_and_does_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "astraflow.dataflow")
@@ -19,7 +19,7 @@ async def test_a_run_does_not_end_by_one_service_that_fails_every_lease_and_name
         async with asyncio.timeout(15), asyncio.TaskGroup() as group:
             failing = group.create_task(broken.fail_all())
             await ScriptedTrainer(run.client).attach()
-            await broken.leased(24)  # It takes all that there is before the other one comes.
+            await broken.leased(24)  # It takes every lease before the working service joins.
             (worker,) = (await run.client.status()).workers
             await play_run(run, num_workers=1)
             await failing
@@ -34,19 +34,19 @@ async def test_a_run_does_not_end_by_one_service_that_fails_every_lease_and_name
     assert report.problems == ()
 
 
-async def test_a_service_that_waits_for_leases_is_tried_again_as_soon_as_it_rested(tmp_path: Path) -> None:
+async def test_a_waiting_service_gets_a_lease_as_soon_as_its_rest_is_over(tmp_path: Path) -> None:
     async with running(tmp_path, make_plan(num_tasks=500)) as run:
         broken = ScriptedWorker(run.client, "broken")
         await ScriptedTrainer(run.client).attach()
-        async with asyncio.timeout(10):
-            failing = asyncio.create_task(broken.fail_all())
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            failing = group.create_task(broken.fail_all())
             await broken.leased(26)  # Two more, one second and two seconds after the third strike.
             failing.cancel()
         (worker,) = (await run.client.status()).workers
         assert worker.failed_in_a_row >= 4
 
 
-async def test_a_run_that_failed_goes_on_when_it_is_started_again_and_its_audit_holds(tmp_path: Path) -> None:
+async def test_a_failed_run_continues_when_restarted_on_request_and_passes_its_audit(tmp_path: Path) -> None:
     plan = make_plan(num_steps=4, eval_tasks=3)
     async with running(tmp_path, plan) as run:
         trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
@@ -58,7 +58,7 @@ async def test_a_run_that_failed_goes_on_when_it_is_started_again_and_its_audit_
         assert (await run.client.status()).state == "failed"
     assert audit(tmp_path).problems == ()
     async with running(tmp_path, plan) as run:
-        assert (await run.client.status()).state == "failed", "a restart is not a person's wish to go on"
+        assert (await run.client.status()).state == "failed", "a restart alone must not resume a failed run"
     async with running(tmp_path, plan, resumes_failed=True) as run:
         assert (await run.client.status()).state == "running"
         async with asyncio.timeout(15):

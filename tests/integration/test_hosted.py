@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from pydantic import ValidationError
 
 from astraflow.addons.agents.hosted import check_roles
 from astraflow.addons.agents.hosts.config import HostedSourceConfig
@@ -263,7 +264,7 @@ def test_the_tasks_of_a_host_are_a_source() -> None:
 @pytest.mark.parametrize(
     ("serve", "message"),
     [
-        ("Endless", "infinitely many; set `limit`"),
+        ("Endless", "infinitely many; set `limit` to 1 to 100,000"),
         ("Twins", "two tasks with the id 'same'"),
         ("Torn", "cannot list its tasks: ValueError: the returned value is not JSON"),
     ],
@@ -271,6 +272,20 @@ def test_the_tasks_of_a_host_are_a_source() -> None:
 def test_tasks_that_cannot_be_trained_on_are_refused(serve: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make_source(HostedSourceConfig(), name="games", workflow=config(f"drivers.hosted_games:{serve}"))
+
+
+def test_a_source_has_no_larger_limit_than_it_can_keep() -> None:
+    assert HostedSourceConfig(limit=100_000).limit == 100_000
+    with pytest.raises(ValidationError, match="less than or equal to 100000"):
+        HostedSourceConfig(limit=100_001)
+
+
+def test_a_source_that_skips_all_tasks_says_which_split_it_skipped() -> None:
+    message = "has no tasks for split 'train' after skipping 9; choose another split or a smaller skip"
+    with pytest.raises(ConfigError, match=message):
+        make_source(
+            HostedSourceConfig(split="train", skip=9), name="games", workflow=config(args={"size": 9})
+        )
 
 
 def test_a_hosted_source_needs_a_hosted_workflow() -> None:

@@ -127,6 +127,10 @@ async def test_another_version_is_refused_for_good(tmp_path: Path) -> None:
 
 
 async def test_a_command_that_is_no_host_says_why() -> None:
+    link = await HostLink.open(("sh", "-c", "head -c 100000 /dev/zero; exec sleep 60"))
+    with pytest.raises(LinkLostError, match="printed more than 64 KiB before AstraFlow's first message"):
+        await link.hello()
+    await link.finish()
     link = await HostLink.open(("sh", "-c", "echo 'gpu-1: Permission denied (publickey).' >&2; exit 255"))
     with pytest.raises(LinkLostError, match=r"^gpu-1: Permission denied \(publickey\)\.$") as caught:
         await link.hello()

@@ -127,10 +127,12 @@ async def test_silence_of_an_address_is_told_once_and_then_the_end(
     first, second = await asyncio.gather(*calls, return_exceptions=True)
     await client.close()
     assert len(caplog.messages) == 1
-    assert re.match(rf"{dead} does not answer yet.* [345] s: .*127\.0\.0\.1", caplog.messages[0])
+    assert re.match(rf"{dead} is not available yet.* [345] s: .*127\.0\.0\.1", caplog.messages[0])
     for error in (first, second):
         assert isinstance(error, UnavailableError)
-        ended = rf"GET {dead}/v1/\w+: no answer after \d+ tries in [3-6] s; last: .* running and reachable"
+        ended = (
+            rf"GET {dead}/v1/\w+: failed after \d+ tries in [3-6] s; last: .* running, healthy, and reachable"
+        )
         assert re.match(ended, str(error))
 
 
@@ -150,5 +152,5 @@ def test_a_service_says_that_the_run_it_joins_does_not_answer_and_can_be_stopped
         line = service.stderr.readline()
         service.send_signal(signal.SIGINT)
         rest = service.stderr.read()
-    assert re.search(rf"{dead} does not answer yet.* 5\d s: ", line), line
+    assert re.search(rf"{dead} is not available yet.* 5\d s: ", line), line
     assert service.returncode == 0, rest

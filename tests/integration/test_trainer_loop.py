@@ -277,7 +277,7 @@ class LosesItsVoice(MemoryTrainerLink):
 
     async def publish(self, policy: str, publication: Publication) -> PublicationReply:
         if publication.step > 0:
-            raise UnavailableError("POST /v1/policies/actor/versions: no answer after 9 tries")
+            raise UnavailableError("POST /v1/policies/actor/versions: failed after 9 tries")
         return await super().publish(policy, publication)
 
 

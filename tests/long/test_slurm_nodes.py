@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.dataflow.audit import audit
 from drivers.host_network import HostNetwork
-from drivers.nodes_runs import ALIKE, ALIKE_STEPS, first_steps, learn_with_trouble
+from drivers.nodes_runs import ALIKE, ALIKE_STEPS, first_steps, train_through_failures
 from drivers.quickstart_elsewhere import as_settings
 from drivers.slurm_driver import SlurmCluster, missing_for_slurm
 from drivers.system_driver import (
@@ -93,7 +93,7 @@ def test_the_quickstart_is_learnt_whatever_is_lost(
         lambda: network.cut_cable(cluster.address_of(node_of_agent()), CUT_S),
         lose_the_node,
     ]
-    run = learn_with_trouble(runs, quickstart_model, troubles, *settings(cluster), place=cluster.place)
+    run = train_through_failures(runs, quickstart_model, troubles, *settings(cluster), place=cluster.place)
     assert "was lost with its machine" in (run.run_dir / "logs" / "trainer-actor.log").read_text()
     wait_for_nothing(cluster.left_over, timeout_s=30.0)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drivers.nodes_runs import ALIKE, ALIKE_STEPS, first_steps, learn_with_trouble
+from drivers.nodes_runs import ALIKE, ALIKE_STEPS, first_steps, train_through_failures
 from drivers.quickstart_elsewhere import as_settings
 from drivers.ssh_driver import SshHosts, missing_for_ssh
 from drivers.system_driver import Runs, init_models, places_of, wait_for_nothing
@@ -87,7 +87,7 @@ def test_the_quickstart_is_learnt_whatever_is_lost(
         lambda: hosts.cut_cable(address, CUT_S),
         lose_the_node,
     ]
-    run = learn_with_trouble(shared, quickstart_model, troubles, *settings_of(hosts), place=hosts.head)
+    run = train_through_failures(shared, quickstart_model, troubles, *settings_of(hosts), place=hosts.head)
     log = (run.run_dir / "logs" / "trainer-actor.log").read_text()
     assert "was killed by signal 9 (SIGKILL)" in log
     assert "was lost with its machine" in log

@@ -63,7 +63,7 @@ def run(folder: Path, *argv: str, cwd: Path) -> "subprocess.CompletedProcess[str
 def test_the_core_alone_says_in_one_line_what_the_demo_needs(fresh: Fresh) -> None:
     assert fresh.answer.returncode == 2, fresh.answer.stderr
     (line,) = fresh.answer.stderr.splitlines()
-    assert "of the extra quickstart: pip install 'astraflow[quickstart]'" in line
+    assert "which the extra quickstart installs: pip install 'astraflow[quickstart]'" in line
 
 
 def test_the_demo_builds_its_model_and_learns(fresh: Fresh, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def build_models(models: Iterable[str], tell: Callable[[str], None]) -> None:
         with Path(model).with_name(f".{spec.stem}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be building it
             if not Path(model).exists():
-                build(spec, Path(model), tell)
+                build(spec, Path(model), tell=tell)
 
 
 def missing_models(models: Iterable[str]) -> list[tuple[str, Path]]:

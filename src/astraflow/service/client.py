@@ -10,7 +10,6 @@ the address has responded before.
 import asyncio
 import io
 import logging
-import os
 import random
 import ssl
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ import aiohttp
 from starlette.types import ASGIApp, Message, Scope
 
 from astraflow import wire
-from astraflow.errors import ConfigError, UnavailableError, WireError
+from astraflow.errors import ConfigError, TooLargeError, UnavailableError, WireError
 from astraflow.service.messages import error_from_reply
 from astraflow.service.worker_ids import public_target
 from astraflow.types import Item
@@ -64,7 +63,8 @@ class _WrongServerError(ConnectionError):
 
 
 class Transport(Protocol):
-    """Carries one request. Raises: ConnectionError or TimeoutError if there is no response."""
+    """Carries one request. Raises: ConnectionError or TimeoutError if there is no response; TooLargeError if
+    it is too long."""
 
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
@@ -120,7 +120,7 @@ class HttpTransport:
             raise ConnectionError(f"{type(err).__name__}: {err}") from err
 
     async def _body_of(self, answer: aiohttp.ClientResponse) -> bytes:
-        """Reads the whole body. Raises: ConnectionError if it is too long."""
+        """Reads the whole body. Raises: TooLargeError if it is too long."""
         limit = self._max_reply_bytes
         promised = answer.content_length
         if promised is not None and promised <= limit:
@@ -134,7 +134,7 @@ class HttpTransport:
             size += len(block)
             blocks.append(block)
         answer.close()
-        raise ConnectionError(f"the response is longer than {limit} bytes")
+        raise TooLargeError(f"the response has more than {limit} bytes; request a smaller range")
 
     async def close(self) -> None:
         if self._session is not None:
@@ -253,7 +253,7 @@ class _FailedAttempt:
 
 
 def check_url(url: str) -> None:
-    """Raises: ConfigError if a text that a user gave is not a URL."""
+    """Raises: ConfigError if `url` isn't an http or https URL with a host."""
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -289,10 +289,10 @@ class ServiceClient:
         self._headers = {"Accept": wire.MSGPACK}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
-        # Each process has its own seed, so that clients that failed together don't retry together.
-        self._jitter = random.Random(os.getpid())
-        self._is_silence_logged = False
-        """Whether the lack of a response has been logged. Also true after the first response."""
+        # Seeded by the operating system, so that clients that failed together don't retry together.
+        self._jitter = random.Random()
+        self._warns_of_silence = True
+        """Whether a lack of responses is still to be logged; False after the first response."""
 
     @overload
     async def call(
@@ -372,7 +372,7 @@ class ServiceClient:
             tries += 1
             outcome = await self._try(method, target, headers=headers, body=body, timeout_s=timeout_s)
             if isinstance(outcome, HttpReply):
-                self._is_silence_logged = True
+                self._warns_of_silence = False
                 return outcome
             reason = str(outcome.problem) or type(outcome.problem).__name__
             wait_s = outcome.asked_wait_s + backoff_s * self._jitter.uniform(0.5, 1.0)
@@ -380,14 +380,15 @@ class ServiceClient:
                 if outcome.is_refusal:
                     raise outcome.problem
                 raise UnavailableError(
-                    f"{method} {self.base_url}{public_target(target)}: no answer after {tries} tries in "
-                    f"{loop.time() - began_s:.0f} s; last: {reason}. Is the service running and reachable?"
+                    f"{method} {self.base_url}{public_target(target)}: failed after {tries} tries in "
+                    f"{loop.time() - began_s:.0f} s; last: {reason}. Is the service running, "
+                    "healthy, and reachable?"
                 ) from outcome.problem
-            if loop.time() - began_s >= _QUIET_S and not self._is_silence_logged:
-                self._is_silence_logged = True
+            if loop.time() - began_s >= _QUIET_S and self._warns_of_silence:
+                self._warns_of_silence = False
                 left_s = give_up_at - loop.time()
                 _log.warning(
-                    "%s does not answer yet; trying for another %.0f s: %s", self.base_url, left_s, reason
+                    "%s is not available yet; trying for another %.0f s: %s", self.base_url, left_s, reason
                 )
             await asyncio.sleep(wait_s)
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
@@ -402,6 +403,8 @@ class ServiceClient:
             )
         except _WrongServerError as err:
             raise ConfigError(str(err)) from err
+        except TooLargeError as err:
+            raise TooLargeError(f"{method} {self.base_url}{public_target(target)}: {err}") from err
         except OSError as err:  # includes ConnectionError and TimeoutError
             return _FailedAttempt(err)
         if reply.status < 300:

@@ -1,11 +1,13 @@
 """The `tasks` section of a recipe: task sources, environments and rewards."""
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, Self, Union, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from astraflow.config import Config, Name, Use, with_installed
+from astraflow.errors import ConfigError
 from astraflow.tasks.variants import JudgeVariant, RewardVariant, RowsConfig, SourceVariant
 from astraflow.user_input.mistakes import hint
 
@@ -29,7 +31,7 @@ __all__ = [
 ]
 
 
-MAX_REWARDS = 64
+_MAX_REWARDS = 64
 """Parts of a weighted reward; each is a metric of every episode."""
 ExtractMode = Literal["whole", "last_line", "after_equals", "answer_tag", "boxed"]
 
@@ -68,6 +70,18 @@ class EnvironmentSourceConfig(Config):
     """Name of the environment; empty: the only one."""
     split: str = "train"
     """Which of its tasks to use; the environment says which splits it has."""
+
+    def choose_environment(self, environments: Mapping[str, object]) -> str:
+        """Returns the name of its environment. Raises: ConfigError if there is no such environment."""
+        name = self.environment
+        if not environments:
+            raise ConfigError("the recipe has no environments; add one under tasks.environments")
+        if not name and len(environments) == 1:
+            return next(iter(environments))
+        if name not in environments:
+            given = f"environment = {name!r} is not one" if name else "`environment` is empty; name one"
+            raise ConfigError(f"{given} of tasks.environments{hint(name, list(environments))}")
+        return name
 
 
 TaskSourceConfig = JsonlSourceConfig | EnvironmentSourceConfig | SourceVariant | Use
@@ -133,7 +147,7 @@ class WeightedReward(Config):
     """The sum of several rewards, each times its weight. Each one alone is the metric `reward/NAME`."""
 
     name: Literal["weighted"] = "weighted"
-    rewards: dict[_PartName, SingleRewardConfig] = Field(min_length=1, max_length=MAX_REWARDS)
+    rewards: dict[_PartName, SingleRewardConfig] = Field(min_length=1, max_length=_MAX_REWARDS)
     """Named rewards."""
     weights: dict[str, _Weight] = Field(default_factory=dict)
     """Weight of each reward by its name; 1 for a reward that is not named here."""
@@ -147,7 +161,9 @@ class WeightedReward(Config):
                 if name not in self.rewards:
                     raise ValueError(f"{key}: {name!r} is not a reward (rewards: {', '.join(self.rewards)})")
         if both := [name for name in self.factors if name in self.weights]:
-            raise ValueError(f"weights: {both[0]!r} is one of `factors`, which have no weight")
+            raise ValueError(
+                f"weights: {both[0]!r} is one of `factors`, which have no weight; remove it from one of them"
+            )
         if judges := [name for name in self.factors if isinstance(self.rewards[name], JudgeVariant)]:
             raise ValueError(f"factors: {judges[0]!r} is a judge, which can only be added")
         if not set(self.rewards) - set(self.factors):
@@ -162,6 +178,8 @@ class WeightedReward(Config):
 if TYPE_CHECKING:
     RewardConfig = SingleRewardConfig | WeightedReward
 else:
+    # One flat union: `with_installed` returns Annotated[Union[...], ...], whose members have to be merged for
+    # the discriminator.
     RewardConfig = Annotated[
         Union[(*get_args(get_args(SingleRewardConfig)[0]), WeightedReward)], Field(discriminator="name")
     ]
@@ -194,14 +212,11 @@ class TasksConfig(Config):
     @model_validator(mode="after")
     def _sources_have_environments(self) -> Self:
         for name, source in self.sources.items():
-            if not isinstance(source, EnvironmentSourceConfig):
-                continue
-            is_only_one = not source.environment and len(self.environments) == 1
-            if not is_only_one and source.environment not in self.environments:
-                raise ValueError(
-                    f"sources.{name}.environment = {source.environment!r} is not one "
-                    f"of tasks.environments{hint(source.environment, list(self.environments))}"
-                )
+            if isinstance(source, EnvironmentSourceConfig):
+                try:
+                    source.choose_environment(self.environments)
+                except ConfigError as err:
+                    raise ValueError(f"sources.{name}: {err}") from err
         return self
 
 

@@ -14,12 +14,10 @@ from astraflow.errors import ConfigError
 from astraflow.protocols import Environment, InteractiveEnvironment
 from astraflow.tasks.config import EnvironmentConfig, EnvironmentSourceConfig, TasksConfig, TaskSourceConfig
 from astraflow.types import Task
-from astraflow.user_input.mistakes import hint
 from astraflow.user_input.own_code import describe_error
 
 __all__ = [
     "check_environments",
-    "choose_environment",
     "make_environment",
     "with_environment",
     "without_environment",
@@ -82,27 +80,13 @@ def check_environments(tasks: TasksConfig, *, played: Mapping[str, TaskSourceCon
                 f"{where}: the workflow `environment` plays tasks of environments, but this source is not an "
                 "environment; name one of tasks.environments with {name: environment}"
             )
-        name = choose_environment(source, tasks.environments)
+        name = source.choose_environment(tasks.environments)
         if not isinstance(made[name], InteractiveEnvironment):
             raise ConfigError(
                 f"tasks.environments.{name}: {type(made[name]).__name__} lacks `reset`, `step` or `end`, "
                 "which the workflow `environment` calls; subclass "
                 "astraflow.protocols.InteractiveEnvironment"
             )
-
-
-def choose_environment(source: EnvironmentSourceConfig, environments: Mapping[str, EnvironmentConfig]) -> str:
-    """The name of a source's environment. A source may leave the name out if there is only one environment.
-
-    Raises: ConfigError if there is no such environment.
-    """
-    name = source.environment
-    if not name and len(environments) == 1:
-        return next(iter(environments))
-    if name not in environments:
-        given = f"environment = {name!r} is not one" if name else "`environment` names none"
-        raise ConfigError(f"{given} of tasks.environments{hint(name, list(environments))}")
-    return name
 
 
 def with_environment(task: Task, environment: str) -> Task:

@@ -22,7 +22,7 @@ from astraflow.tasks.config import (
     JsonlSourceConfig,
     TaskSourceConfig,
 )
-from astraflow.tasks.environment import choose_environment, make_environment, with_environment
+from astraflow.tasks.environment import make_environment, with_environment
 from astraflow.tasks.rows import shorten, task_from_row
 from astraflow.tasks.selection import select_fitting
 from astraflow.tasks.variants import PromptsConfig, SourceContext, SourceVariant
@@ -111,7 +111,7 @@ class _EnvironmentSource:
         Raises: ConfigError if the environment cannot be made; DataError if its `tasks` calls `exit`.
         """
         self._name = name
-        self._environment = choose_environment(config, environments)
+        self._environment = config.choose_environment(environments)
         made = make_environment(self._environment, environments[self._environment])
         try:
             tasks = made.tasks(config.split)

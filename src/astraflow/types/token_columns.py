@@ -29,15 +29,15 @@ class Columns:
     """All samples, concatenated."""
 
     token_ids: NDArray[np.int32]
-    """[N]."""
+    """[N] tokens of all samples, prompts included."""
     starts: Ints
     """[B] first token of each sample."""
     lengths: Ints
-    """[B]."""
+    """[B] number of tokens of each sample."""
     group_ids: Ints
-    """[B]."""
+    """[B] group of each sample."""
     episode_idx: Ints
-    """[B]."""
+    """[B] position of the sample's episode in its group."""
     episode_tokens: Ints
     """[B] number of trained tokens in all samples of the sample's episode and role."""
     temperatures: Floats
@@ -60,7 +60,7 @@ class Columns:
     is_zeroed: NDArray[np.bool_]
     """[B] whether a rule set the sample's advantages to 0, where they stay."""
     num_left_out: int = 0
-    """Number of streams that only some trajectories have, or have with another type than the others."""
+    """Number of streams left out because some trajectories lack them or have them in another type."""
     media: Sequence[Media] = ()
     """[B] the images of each sample; empty if no sample has any."""
 
@@ -69,7 +69,7 @@ class Columns:
         return np.searchsorted(self.trained_starts, trained, side="right") - 1
 
     def trained_of(self, samples: Ints) -> Ints:
-        """[T] the trained tokens of some samples, as positions in the trained columns, ascending."""
+        """Positions in the trained columns of all trained tokens of `samples`, ascending."""
         is_chosen = np.zeros(len(self.lengths), dtype=np.bool_)
         is_chosen[samples] = True
         return np.flatnonzero(np.repeat(is_chosen, np.diff(self.trained_starts)))

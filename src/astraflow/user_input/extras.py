@@ -1,8 +1,4 @@
-"""The extra `quickstart`, and how to install it.
-
-The core's installation is small. It leaves out torch, which only trainers, engines and `astraflow model`
-import.
-"""
+"""How to install AstraFlow's extras, and which modules `quickstart` provides. The core doesn't need torch."""
 
 from collections.abc import Sequence
 
@@ -22,6 +18,8 @@ _QUICKSTART = frozenset(
         "reasoning_gym",
         "datasets",
         "math_verify",
+        "matplotlib",
+        "gguf",
     }
 )
 """Modules of the extra `quickstart`, which has everything that a run on one machine needs."""
@@ -34,10 +32,11 @@ def install_command(extra: str) -> str:
 
 def install_hint(what: str, modules: Sequence[str]) -> str:
     """Returns one line: `what` needs these modules of the extra `quickstart`, and how to install them."""
-    hint = f"{what} needs {', '.join(modules)}, of the extra quickstart: {install_command('quickstart')}"
+    command = install_command("quickstart")
+    hint = f"{what} needs {', '.join(modules)}, which the extra quickstart installs: {command}"
     if "torch" not in modules:
         return hint
-    # By default, pip installs the CUDA build from PyPI, which has 2.7 GB.
+    # By default, pip installs the CUDA build from PyPI, which is 2.7 GB large.
     return f"{hint} (without an NVIDIA GPU, first: pip install torch --index-url {CPU_TORCH_INDEX})"
 
 

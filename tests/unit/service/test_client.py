@@ -6,8 +6,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from astraflow.errors import Error, FencedError, RefusedError, UnavailableError, WireError
+from astraflow.errors import Error, FencedError, RefusedError, TooLargeError, UnavailableError, WireError
 from astraflow.service.client import HttpReply, HttpTransport, MemoryTransport, ServiceClient
 from astraflow.service.messages import error_response, item_response, read_item
 from astraflow.service.server import HttpServer
@@ -119,7 +120,7 @@ async def test_when_patience_ends_the_error_counts_the_tries_and_keeps_the_last_
     flaky = Flaky([ConnectionError("refused")] * 99)
     client = ServiceClient("http://there", transport=flaky, patience_s=0.1)
     with pytest.raises(
-        UnavailableError, match=r"GET http://there/v1/x: no answer after \d+ tries .* last: refused"
+        UnavailableError, match=r"GET http://there/v1/x: failed after \d+ tries .* last: refused"
     ):
         await client.call("GET", "/v1/x", Message)
 
@@ -149,15 +150,24 @@ async def endless(request: Request) -> Response:
     return StreamingResponse(blocks())
 
 
-async def test_an_answer_without_end_is_cut_off() -> None:
-    app = Starlette(
-        routes=[Route("/endless", endless), Route("/long", lambda request: Response(bytes(2000)))]
-    )
-    server = HttpServer(app, host="127.0.0.1", port=0, name="endless")
+async def test_an_answer_without_end_is_cut_off_and_not_requested_again() -> None:
+    paths: list[str] = []
+
+    def long(request: Request) -> Response:
+        return Response(bytes(2000))
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            paths.append(scope["path"])
+        await app(scope, receive, send)
+
+    app = Starlette(routes=[Route("/endless", endless), Route("/long", long)])
+    server = HttpServer(counted, host="127.0.0.1", port=0, name="endless")
     url = await server.start()
-    client = ServiceClient(url, patience_s=0.0, transport=HttpTransport(url, max_reply_bytes=1000))
+    client = ServiceClient(url, transport=HttpTransport(url, max_reply_bytes=1000))
     for path in ("/endless", "/long"):
-        with pytest.raises(UnavailableError, match="longer than 1000 bytes"):
+        with pytest.raises(TooLargeError, match=f"GET {url}{path}: the response has more than 1000 bytes"):
             await client.call("GET", path, Message)
+    assert paths == ["/endless", "/long"]
     await client.close()
     await server.stop(grace_s=0.05)

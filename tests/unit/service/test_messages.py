@@ -1,4 +1,4 @@
-"""Bodies of requests, as items."""
+"""Decoding request bodies into items."""
 
 import pytest
 from starlette.requests import Request

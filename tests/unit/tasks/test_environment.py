@@ -58,11 +58,21 @@ def test_a_reward_of_the_recipe_goes_before_the_environments() -> None:
 
 
 def test_an_environment_that_the_recipe_lacks_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"sources\.sums\.environment = 'other' is not one"):
-        parse_config({"sources": {"sums": {"name": "environment", "environment": "other"}}}, TasksConfig)
+    with pytest.raises(
+        ConfigError, match=r"sources\.sums: the recipe has no environments; add one under tasks\."
+    ):
+        parse_config({"sources": {"sums": {"name": "environment"}}}, TasksConfig)
+    environments = {"plain": {"use": "collections:Counter"}, "other": {"use": "collections:Counter"}}
+    for source, message in (
+        ({"environment": "plane"}, r"sources\.sums: environment = 'plane' is not one .*did you mean .plain"),
+        ({}, r"sources\.sums: `environment` is empty; name one of tasks\.environments .*other, plain"),
+    ):
+        given = {"sources": {"sums": {"name": "environment", **source}}, "environments": environments}
+        with pytest.raises(ConfigError, match=message):
+            parse_config(given, TasksConfig)
     with pytest.raises(ConfigError, match=r"'other' is not one of tasks\.environments \(choices: plain\)"):
         make_source(EnvironmentSourceConfig(environment="other"), environments={"plain": config_of(Plain)})
-    with pytest.raises(ConfigError, match="`environment` names none"):
+    with pytest.raises(ConfigError, match="`environment` is empty"):
         make_source(EnvironmentSourceConfig(), environments={"a": config_of(Plain), "b": config_of(Plain)})
     task = with_environment(Task(id="a", source="s", prompt="p"), "other")
     with pytest.raises(DataError, match=r"environment 'other', which is not one of tasks\.environments"):

@@ -11,7 +11,11 @@ from astraflow.recipe.launcher_variant import LauncherVariant
 __all__ = ["RayLauncherConfig", "SlurmLauncherConfig", "SshLauncherConfig"]
 
 _SshHost = Annotated[
-    str, text_form(r"[^-\s\x00-\x1f\x7f-\x9f][^\s\x00-\x1f\x7f-\x9f]{0,299}", "a host as `ssh` takes it")
+    str,
+    text_form(
+        r"[^-\s\x00-\x1f\x7f-\x9f][^\s\x00-\x1f\x7f-\x9f]{0,299}",
+        "a host that `ssh` accepts, such as gpu-1 or me@gpu-1",
+    ),
 ]
 """A leading dash would turn the host into an option of `ssh`."""
 _Partition = Annotated[str, text_form(r"([A-Za-z0-9_.][A-Za-z0-9_.,-]{0,299})?", "names of partitions")]
@@ -23,7 +27,8 @@ class RayLauncherConfig(LauncherVariant):
 
     name: Literal["ray"] = "ray"
     address: Word = "auto"
-    """`HOST:PORT` of the cluster, of which this machine is a node. `auto` uses `RAY_ADDRESS` or finds it."""
+    """`HOST:PORT` of a cluster to which this machine belongs. `auto` uses `RAY_ADDRESS`, or finds a cluster
+    on this machine."""
     autoscales: bool = False
     """Whether the cluster adds nodes when they are needed. If not, a service that is too large for every node
     is an error."""
@@ -42,13 +47,14 @@ class SshLauncherConfig(LauncherVariant):
 
     name: Literal["ssh"] = "ssh"
     hosts: tuple[_SshHost, ...] = Field(min_length=1, max_length=10_000)
-    """Hosts as `ssh` takes them: `gpu-1`, `me@gpu-1`, or `ssh://me@gpu-1:2222`."""
+    """Hosts that `ssh` accepts: `gpu-1`, `me@gpu-1`, or `ssh://me@gpu-1:2222`."""
     python: Argument = "python3"
     """Python on the hosts that has AstraFlow, e.g. `~/astraflow/.venv/bin/python`."""
     options: tuple[Argument, ...] = ()
     """Further arguments of `ssh`, e.g. `[-i, cluster.key]`. `~/.ssh/config` applies, too."""
     address: Word = "auto"
-    """Address of this machine that the hosts call. `auto`: the one that `ssh` connects from."""
+    """Address of this machine that the hosts call. `auto`: the address from which `ssh` connections
+    arrive at the hosts."""
 
     def make(self) -> Launcher:
         from astraflow.addons.cluster.ssh_launcher import SshLauncher
@@ -70,7 +76,7 @@ class SlurmLauncherConfig(LauncherVariant):
     options: tuple[Argument, ...] = ()
     """Further arguments of `srun`, e.g. `[--account=mine, --qos=low, --time=4:00:00]`."""
     address: Word = "auto"
-    """Address of this machine that the nodes call. `auto`: the one of its host name."""
+    """Address of this machine that the nodes call. `auto`: the address that its host name resolves to."""
 
     def make(self) -> Launcher:
         from astraflow.addons.cluster.slurm_launcher import SlurmLauncher

@@ -55,7 +55,11 @@ class HostLink:
         """Waits for the host's first message. Raises: LinkLostError."""
         try:
             await self._stdout.readuntil(MARK)  # at most 64 KiB, the limit of the stream
-        except (EOFError, asyncio.LimitOverrunError) as err:
+        except asyncio.LimitOverrunError as err:
+            raise LinkLostError(
+                "it printed more than 64 KiB before AstraFlow's first message; let its shell print less", None
+            ) from err
+        except EOFError as err:
             raise await self._lost() from err
         message = await self.receive()
         if not isinstance(message, Hello):

@@ -24,7 +24,6 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
-import psutil
 
 import astraflow
 from astraflow.addons.cluster.host_frames import (
@@ -44,6 +43,7 @@ from astraflow.addons.cluster.host_frames import (
 )
 from astraflow.addons.cluster.process_host import ProcessHost
 from astraflow.errors import ConfigError, Error
+from astraflow.service.memory import limit_bytes
 
 __all__ = ["hello", "serve"]
 
@@ -82,7 +82,7 @@ def hello() -> Hello:
         version=astraflow.__version__,
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         gpus=len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]),
-        memory_bytes=float(psutil.virtual_memory().total),
+        memory_bytes=float(limit_bytes()),
         free_disk_bytes=float(shutil.disk_usage(tempfile.gettempdir()).free),
         now_s=time.time(),
         caller=(os.environ.get("SSH_CONNECTION", "").split() or [""])[0],

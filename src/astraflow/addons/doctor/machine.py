@@ -12,11 +12,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 import astraflow
 from astraflow.addons.doctor.memory import GIB
 from astraflow.run.checks import Finding
+from astraflow.service.memory import available_bytes, limit_bytes
 from astraflow.user_input.extras import install_command
 
 __all__ = [
@@ -85,9 +84,9 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    memory = psutil.virtual_memory()
-    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
-    if memory.available < _LOW_MEMORY_GIB * GIB:
+    available = available_bytes()
+    text = f"{available / GIB:.1f} of {limit_bytes() / GIB:.1f} GiB free"
+    if available < _LOW_MEMORY_GIB * GIB:
         return Finding(
             "warn", "memory", text, "each service with torch needs about 0.5 GiB: end other programs"
         )

@@ -205,7 +205,7 @@ class HarborEnvironment(InteractiveEnvironment):
         started_s = asyncio.get_running_loop().time()
         ran = await self._place.run(state.task, state.state, [ours], is_kept=True)
         state.left_s -= asyncio.get_running_loop().time() - started_s
-        text = _format_result(ran.ended[0])
+        text = _format_result(ran.results[0])
         if ran.problem:
             text += f"\nThe files that it left are dropped: {ran.problem}"
         else:
@@ -247,7 +247,7 @@ class HarborEnvironment(InteractiveEnvironment):
             reads=[_REWARD_TEXT, _REWARD_JSON],
         )
         ran = await self._place.run(trial, state.state, [*last, tests], is_kept=False)
-        return Observation(reward=self._read_reward(ran.ended[-1], trial), is_done=True)
+        return Observation(reward=self._read_reward(ran.results[-1], trial), is_done=True)
 
     def _read_reward(self, result: CommandResult, trial: HarborTask) -> float:
         """Reads the reward that the tests wrote. Raises: RolloutError if there is none."""

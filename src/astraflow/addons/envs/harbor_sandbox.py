@@ -163,7 +163,7 @@ class _SandboxEnvironment:
             if ran.problem:
                 raise RuntimeError(f"the files that a command left cannot be saved: {ran.problem}")
             self._state = ran.state
-        return ran.ended[0]
+        return ran.results[0]
 
     # --- files ----------------------------------------------------------------------------------------
 

@@ -173,9 +173,19 @@ class OpenEnv(TaskServer):
             raise RolloutError(f"{where}: it did not answer within {self._call_s:.0f} s") from err
         except (aiohttp.ClientError, OSError, ValueError) as err:
             raise RolloutError(f"{where}: it did not answer: {type(err).__name__}: {err}") from err
+        problem = answer.data
+        if (
+            isinstance(problem, aiohttp.WebSocketError)
+            and problem.code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+        ):
+            raise RolloutError(
+                f"{where}: its answer has more than {_MAX_BYTES:,} bytes, which is the limit; let the "
+                "environment show less",
+                is_retryable=False,
+            )
         if answer.type is not aiohttp.WSMsgType.TEXT:
             raise RolloutError(
-                f"{where}: it closed the connection ({answer.type.name}: {answer.extra or ''})"
+                f"{where}: it closed the connection ({answer.type.name}: {answer.extra or problem or ''})"
             )
         return self._decode_observation(session, str(answer.data))
 

@@ -85,7 +85,7 @@ class ShellLimits:
     """
 
     memory_bytes: int = 2048 * _MIB
-    """Address space of each process."""
+    """Address space of each process. At least 256 MiB, which the program around the commands needs."""
     disk_bytes: int = 64 * _MIB
     """Total size of all files. At most 32 MiB of files can be kept between two calls."""
     output_bytes: int = 64 * 1024
@@ -126,7 +126,7 @@ class CommandResult(msgspec.Struct, frozen=True):
 class ShellRun(msgspec.Struct, frozen=True):
     """The results of commands, and the files that they left."""
 
-    ended: list[CommandResult]
+    results: list[CommandResult]
     state: bytes
     """The files that they left, as a tar archive."""
     problem: str
@@ -185,7 +185,9 @@ def checked_path(path: str) -> str:
     """
     parts = PurePosixPath(path).parts
     if ".." in parts or "\0" in path:
-        raise ConfigError(f"the path {path[:200]!r} leads out of its folder")
+        raise ConfigError(
+            f"the path {path[:200]!r} contains '..' or a zero byte; write an absolute path without them"
+        )
     if parts[:1] != ("/",) or parts[1:2] == () or parts[1] not in (*FOLDERS, "tmp"):
         places = ", ".join(f"/{name}" for name in ("tmp", *FOLDERS))
         raise ConfigError(f"commands in a box cannot write at {path[:200]!r}, only below {places}")
@@ -236,11 +238,13 @@ async def run_commands(
     stdin = b"".join([len(encoded).to_bytes(8, "big"), encoded, state, *(each.files for each in commands)])
     verdict = await sandbox.run(_SOURCE, {}, stdin, _limits(commands, limits, max_state))
     if not verdict.has_passed:
-        raise SandboxError(f"commands were not run to their end: {verdict.reason}: {verdict.stderr[-500:]}")
+        raise SandboxError(
+            f"the box did not run the commands to the end: {verdict.reason}: {verdict.stderr[-500:]}"
+        )
     try:
         return msgspec.json.decode(verdict.stdout, type=ShellRun)
     except msgspec.DecodeError as err:
-        raise SandboxError(f"a box does not answer as it should: {err}") from err
+        raise SandboxError(f"the box sent a result that cannot be decoded: {err}") from err
 
 
 _SOURCE = Path(inside.__file__).read_text(encoding="utf-8")

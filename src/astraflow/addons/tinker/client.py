@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from astraflow.addons.tinker.losses import LOSSES_BY_INPUTS, SummedLoss, cross_entropy
+from astraflow.addons.tinker.losses import TINKER_LOSSES, SummedLoss, cross_entropy
 from astraflow.addons.tinker.sampling import ApiFuture, EngineSampler, SamplingClient
 from astraflow.addons.tinker.wire_types import (
     AdamParams,
@@ -330,10 +330,10 @@ class TrainingClient:
     def _compute(
         self, data: Sequence[Datum], name: str, config: Mapping[str, float] | None, *, is_dry: bool
     ) -> ApiFuture[ForwardBackwardOutput]:
-        loss = LOSSES_BY_INPUTS.get(name)
+        loss = TINKER_LOSSES.get(name)
         if loss is None:
             raise ConfigError(
-                f"loss_fn = {name!r} is unknown (choices: {', '.join(LOSSES_BY_INPUTS)}; any other: "
+                f"loss_fn = {name!r} is unknown (choices: {', '.join(TINKER_LOSSES)}; any other: "
                 "forward_backward_custom)"
             )
         args = dict(config or {})

@@ -1,4 +1,5 @@
-"""Losses of the Tinker API, under its names, and the sum of one over the data of a `forward_backward`.
+"""Losses of the Tinker API by name, and `SummedLoss`, which sums one over the data of a `forward_backward`
+call.
 
 The losses are pure functions, built from the losses of recipes. The datum's logprobs replace the proximal
 logprobs, and its weights replace the advantages. `SummedLoss` sums a loss over the trained tokens of the
@@ -22,7 +23,7 @@ from astraflow.trainer.objective import Floats, Ints, TokenParts, check_finite
 from astraflow.types.token_columns import Columns
 
 __all__ = [
-    "LOSSES_BY_INPUTS",
+    "TINKER_LOSSES",
     "InputLoss",
     "SummedLoss",
     "cross_entropy",
@@ -52,7 +53,7 @@ def cross_entropy(inputs: LossInputs) -> LossOutput:
 
 
 def importance_sampling(inputs: LossInputs) -> LossOutput:
-    """Computes loss_t = -exp(logprobs_t - sampling_logprobs_t) * A_t.
+    """Computes loss_t = -exp(logprobs_t - proximal_logprobs_t) * A_t.
 
     This is the policy gradient for tokens that another policy sampled.
 
@@ -70,7 +71,7 @@ def ppo_by_thresholds(
     return grpo(inputs, clip_low=1 - clip_low_threshold, clip_high=clip_high_threshold - 1)
 
 
-LOSSES_BY_INPUTS = {
+TINKER_LOSSES = {
     "cross_entropy": InputLoss(cross_entropy, weights="weights"),
     "importance_sampling": InputLoss(importance_sampling, weights="advantages", logprobs="logprobs"),
     "ppo": InputLoss(ppo_by_thresholds, weights="advantages", logprobs="logprobs"),

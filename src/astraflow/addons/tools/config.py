@@ -75,7 +75,8 @@ class ToolUseConfig(PolicyRoles):
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise ConfigError(
-                f"workflow.tools: two tools are named {min(repeated)!r}; a call could mean either"
+                f"workflow.tools: two tools are named {min(repeated)!r}, so a call could mean either; rename "
+                "one of the functions"
             )
         return self.bind(tool_use, tools=tools, parser=load_parser(self.parser))
 

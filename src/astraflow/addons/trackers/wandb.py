@@ -68,7 +68,7 @@ class WandbTracker:
             self._run.log({f"{row.policy}/step": row.step, **row.named})
 
     def write_episodes(self, row: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> None:
-        """Logs a table."""
+        """Logs the episodes as a table."""
         columns = list(episodes[0])
         table = self._table(columns=columns, data=[[each[name] for name in columns] for each in episodes])
         policy = row["policy"]

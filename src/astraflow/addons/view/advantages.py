@@ -3,7 +3,7 @@
 The journal does not store advantages. The dataflow computes them from the recipe when a group completes, and
 this module calls the same functions again. Advantages are unknown in three cases: the recipe names the user's
 own code (which a viewer must not run), the credit depends on earlier groups, or the trainer's critic computes
-them.
+them. They are also unknown if the computation fails.
 """
 
 from collections.abc import Sequence
@@ -37,6 +37,7 @@ class Advantages:
         self._policy = policy
         has_own = any(isinstance(part, Use) for part in (*table.filters, *table.shaping, table.credit))
         self._valuation: Valuation | None = None
+        # Checked before `Valuation` is made, because making it loads the user's code.
         if not has_own and not isinstance(table.credit, GaeCredit):
             valuation = Valuation(table)
             # A valuation with a memory depends on all earlier groups, some of which may be gone.
@@ -50,7 +51,10 @@ class Advantages:
         self._known: dict[object, dict[tuple[int, int], float]] = {}
 
     def of(self, group_id: int, episodes: dict[int, EpisodeFacts]) -> dict[tuple[int, int], Spans]:
-        """Maps (episode, position of the trajectory in it) to spans; empty if the advantages are unknown."""
+        """Maps (episode, position of the trajectory in it) to spans.
+
+        The result is empty if the advantages are unknown, or if the group has nothing to train on.
+        """
         if self._valuation is None or not episodes:
             return {}
         states = [

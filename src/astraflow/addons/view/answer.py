@@ -3,7 +3,7 @@
 The sentence says whether the run learns and what limits it. The figures are the held-out score, the progress,
 the speed, and the limit. The page, the terminal, and comparisons show the same ones:
 
-    answer_of_overview(overview, now_s)   a run that continues, from its steps, evaluations and status
+    answer_of_overview(overview, now_s)   a run that is still going, from its steps, evaluations and status
     answer_of_summary(summary)            a run that has ended, from its `summary.json`
 
 Both return a `RunAnswer`, whose `line` is the whole answer on one line of text.
@@ -21,9 +21,9 @@ from astraflow.types import Item
 __all__ = ["Figure", "RunAnswer", "answer_of_overview", "answer_of_summary"]
 
 _SIGNIFICANT = 2.0
-"""A difference of two scores counts from this number of its standard errors."""
+"""A difference between two scores counts if it is at least this many standard errors."""
 _CHANGED = 0.02
-"""The same for scores whose standard errors are unknown."""
+"""The same for scores without standard errors, such as those of one task."""
 _BUSY = 0.1
 """A side that waits for less than this share of the time is busy."""
 
@@ -57,7 +57,7 @@ class RunAnswer(Item, frozen=True, kw_only=True):
 
 
 def answer_of_overview(run: RunOverview, now_s: float) -> RunAnswer:
-    """Answers for a run that continues. If it trains several policies, the first with a score speaks."""
+    """Answers for a run that is still going: its score is that of the first policy that has one."""
     status = run.status
     policies = status.policies if status else ()
     held_out = _held_out_of(run, [policy.name for policy in policies])
@@ -74,7 +74,7 @@ def answer_of_overview(run: RunOverview, now_s: float) -> RunAnswer:
 
 
 def answer_of_summary(summary: Summary) -> RunAnswer:
-    """Answers for a run that has ended. Its first policy speaks."""
+    """Answers for a run that has ended. The score is that of the first policy."""
     first = next(iter(summary.policies), None)
     held_out = _held_out_of_policy(first)
     done = sum(policy.steps for policy in summary.policies)
@@ -111,7 +111,7 @@ class _HeldOut:
     significant: float = _CHANGED
     """The smallest difference that counts."""
     reward: tuple[float, float] | None = None
-    """First and last training reward of a run that has ended, which speak if nothing was evaluated."""
+    """First and last training reward of a run that has ended, which stand in if nothing was evaluated."""
 
     @property
     def rise(self) -> float:
@@ -159,10 +159,11 @@ def _held_out_of(run: RunOverview, policies: list[str]) -> _HeldOut:
         return _HeldOut()
     first = run.first_evals[keys[0]]
     last = run.last_evals[keys[0]]
-    error = math.hypot(first.score_stderr or 0.0, last.score_stderr or 0.0)
+    error = math.hypot(first.score_stderr, last.score_stderr)
+    significant = _SIGNIFICANT * error if error else _CHANGED
     has_several = len({policy for policy, _ in keys}) > 1
     where = f"{last.policy} on {last.eval_set}" if has_several else last.eval_set
-    return _HeldOut(first.score_mean, last.score_mean, where, first is last, _SIGNIFICANT * error)
+    return _HeldOut(first.score_mean, last.score_mean, where, first is last, significant)
 
 
 def _held_out_of_policy(policy: PolicySummary | None) -> _HeldOut:
@@ -171,9 +172,9 @@ def _held_out_of_policy(policy: PolicySummary | None) -> _HeldOut:
     if not policy.heldout_after:
         return _HeldOut(reward=(policy.reward_first, policy.reward_last) if policy.steps else None)
     name = next(iter(policy.heldout_after))
-    first = policy.heldout_before.get(name)
+    first = policy.heldout_before[name]
     last = policy.heldout_after[name]
-    return _HeldOut(first, last, name, first is None or policy.steps == 0)
+    return _HeldOut(first, last, name, policy.steps == 0)
 
 
 # --- progress, speed, and limit ---------------------------------------------------------------------
@@ -230,7 +231,9 @@ def _answer(
 ) -> RunAnswer:
     side, detail, clause = limit.words()
     figure = Figure(
-        name="Limit", value=side.capitalize() or "\u2013", detail=detail or "too little was seen to tell"
+        name="Limit",
+        value=side[:1].upper() + side[1:] or "\u2013",
+        detail=detail or "not enough data yet",
     )
     sentence = held_out.clause(is_over=is_over) + (f"; {clause}." if clause else ".")
     return RunAnswer(sentence=sentence, figures=(held_out.figure(), progress, speed, figure))

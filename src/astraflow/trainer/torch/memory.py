@@ -2,16 +2,14 @@
 
 The need of a pass is an estimate for a microbatch of `train.token_budget` tokens, by formulas that are
 accurate to about a quarter for Llama-like decoders.
-
-Legend: L layers, D width of the hidden states, I width of the MLP, V vocabulary.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from astraflow.service.memory import available_bytes
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.memory_need import MemoryNeed
@@ -63,7 +61,9 @@ def memory_need(model: nn.Module, config: TrainConfig, *, grid: RankGrid | None 
         "train.backend.activations: recompute": whole - recomputed if is_kept else 0.0,
         f"train.token_budget: {max(1, config.token_budget // 2)}": (whole if is_kept else recomputed) / 2,
         "train.backend.offload_optimizer: true": lasting["optimizer"],
-        "train.backend.lora.rank: 16": 0.0 if backend.lora.rank else 12.0 * num_trained,
+        "train.backend.lora.rank: 16": (
+            0.0 if backend.lora.rank else lasting["gradients"] + lasting["optimizer"]
+        ),
     }
     return MemoryNeed(lasting, passing, savings)
 
@@ -72,15 +72,12 @@ def free_bytes(device: str) -> float:
     """Free memory of a device; infinity if unknown."""
     if torch.device(device).type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    meminfo = Path("/proc/meminfo")
-    if torch.device(device).type != "cpu" or not meminfo.is_file():
-        return float("inf")
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return float(lines["MemAvailable"].split()[0]) * 1024
+    return float(available_bytes()) if torch.device(device).type == "cpu" else float("inf")
 
 
 def _num_held(parameters: list[nn.Parameter], model: nn.Module, grid: RankGrid | None) -> float:
-    """Number of elements of some parameters on one rank: its share of the rows, of its part of cut layers."""
+    """Number of elements that one rank holds: its shard of the rows, further divided by `grid.tensor` for
+    layers split by tensor parallelism."""
     if grid is None:
         return float(sum(parameter.numel() for parameter in parameters))
     in_layers = {id(parameter) for layer in layers_of(model) for parameter in layer.parameters()}
@@ -93,10 +90,10 @@ def _num_held(parameters: list[nn.Parameter], model: nn.Module, grid: RankGrid |
 
 
 def activation_bytes(sizes: Any, *, num_tokens: int, num_bytes: int, tensor: int = 1) -> tuple[float, float]:
-    """Bytes that a microbatch keeps: of all layers, and if the layers are recomputed.
+    """Returns the bytes that a microbatch keeps: (with all activations kept, with layers recomputed).
 
-    `sizes`: a config of transformers. `num_bytes`: of a number in the layers. `tensor`: number of ranks that
-    share their heads and MLP.
+    `sizes`: a transformers config. `num_bytes`: bytes per element in the layers. `tensor`: number of ranks
+    that share a layer's heads and MLP.
     """
     # A family with other attribute names counts as small.
     width = int(getattr(sizes, "hidden_size", 0))

@@ -62,7 +62,7 @@ def replace_norms(model: nn.Module) -> int:
         if eps is not None and _is_rms_norm(module, eps):
             module.forward = partial(_forward, module, module.forward, eps)
             num_replaced += 1
-    _log.info("%s: %d norms in one pass", type(model).__name__, num_replaced)
+    _log.info("%s: %d norms use the handwritten backward pass", type(model).__name__, num_replaced)
     return num_replaced
 
 

@@ -27,8 +27,8 @@ def refusal(folder: Path, section: str) -> str:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-            ("launcher: {name: ssh, hosts: ['-oProxyCommand=x']}", "a host as `ssh` takes it"),
-            ("launcher: {name: ssh, hosts: ['']}", "a host as `ssh` takes it"),
+            ("launcher: {name: ssh, hosts: ['-oProxyCommand=x']}", "a host that `ssh` accepts"),
+            ("launcher: {name: ssh, hosts: ['']}", "a host that `ssh` accepts"),
             ("launcher: {name: ssh, hosts: [a], options: [\"x\\ny\"]}", "one line"),
             ("launcher: {name: ssh, hosts: [a], python: \"x\\ny\"}", "one line"),
             ("launcher: {name: slurm, partition: \"a\\nb\"}", "names of partitions"),

@@ -73,7 +73,7 @@ def test_what_ssh_says_has_a_remedy(text: str, remedy: str) -> None:
 
 
 def test_a_host_that_is_an_option_is_refused_before_ssh_sees_it() -> None:
-    with pytest.raises(ValueError, match="a host as `ssh` takes it"):
+    with pytest.raises(ValueError, match="a host that `ssh` accepts, such as gpu-1"):
         SshLauncherConfig(hosts=("-oProxyCommand=reboot",))
 
 

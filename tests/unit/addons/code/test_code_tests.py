@@ -74,7 +74,9 @@ def test_outputs_are_compared_line_by_line(printed: str, expected: str, is_right
         ("a", "b", False),
     ],
 )
-def test_a_tolerance_is_for_real_numbers_alone(printed: str, expected: str, is_right: bool) -> None:
+def test_a_tolerance_applies_to_numbers_but_not_between_whole_numbers(
+    printed: str, expected: str, is_right: bool
+) -> None:
     assert is_same_output(printed, expected, 1e-6) is is_right
 
 
@@ -106,7 +108,7 @@ def test_a_case_may_have_a_limit_and_lines_of_its_own() -> None:
         (STDIN * 1001, "1001 test cases; the limit is 1000"),
     ],
 )
-def test_test_cases_that_cannot_be_run_are_named(tests: object, message: str) -> None:
+def test_errors_about_invalid_test_cases_name_the_task(tests: object, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         cases_of(make_task(tests), CodeTestsReward())
     assert "task t1" in str(caught.value)
@@ -120,7 +122,7 @@ def test_arguments_and_result_of_a_function_are_json() -> None:
 
 
 @pytest.mark.parametrize("text", ['"a\u2028b"', '"a\x85b"', '"a\u2029b"', "7" * 5000])
-def test_an_argument_may_hold_what_other_splitters_take_for_the_end_of_a_line(text: str) -> None:
+def test_unicode_line_separators_do_not_split_an_argument(text: str) -> None:
     (case,) = cases_of(
         make_task([{"input": f"{text}\r\n\n1\n", "output": text}], function="f"), CodeTestsReward()
     )

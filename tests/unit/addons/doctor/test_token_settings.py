@@ -1,4 +1,4 @@
-"""The settings of tokenizers whose names end like those of special tokens, such as `add_bos_token`."""
+"""Tokenizer settings whose names end in `_token` but aren't special tokens, such as `add_bos_token`."""
 
 import json
 from pathlib import Path
@@ -22,4 +22,5 @@ def test_a_dry_run_renders_the_template_of_a_tokenizer_that_adds_its_first_token
         f"policies: {{actor: {{model: {folder}, table: {{groups_per_batch: 4}}}}}}\n"
         "rollout: {engine: {max_context: 512}}\n"
     )
+    # This raises an error if the dry run takes the setting for a token.
     check_recipe(load_recipe(recipe), with_trials=True)

@@ -63,12 +63,12 @@ async def test_commands_find_the_files_that_the_last_one_left(
         first = await run(
             sandbox, START, "sort words > sorted; ln -s sorted link; mkdir -p sub/er; pwd; ./say"
         )
-        assert (first.ended[0].code, first.ended[0].stdout, first.problem) == (0, b"/app\nhi\n", "")
+        assert (first.results[0].code, first.results[0].stdout, first.problem) == (0, b"/app\nhi\n", "")
         later = await run(sandbox, first.state, "cat link; ls -l / | grep -c app; test -d sub/er", "false")
-        assert [each.code for each in later.ended] == [0, 1]
-        assert later.ended[0].stdout == b"a\nb\n1\n"
+        assert [each.code for each in later.results] == [0, 1]
+        assert later.results[0].stdout == b"a\nb\n1\n"
         # The first state is as it was: nothing is left in the box.
-        assert (await run(sandbox, START, "ls /app")).ended[0].stdout == b"say\nwords\n"
+        assert (await run(sandbox, START, "ls /app")).results[0].stdout == b"say\nwords\n"
 
 
 async def test_a_command_reaches_nothing_outside_and_leaves_no_process() -> None:
@@ -79,7 +79,7 @@ async def test_a_command_reaches_nothing_outside_and_leaves_no_process() -> None
             "touch /usr/x; echo x > /dev/tcp/1.1.1.1/80; kill -9 1; (sleep 60; echo late > words) & echo x",
             ShellCommand("cat words; ls /tests; cat gone", reads=["/app/words", "/app/gone", "/app"]),
         )
-        first, second = ran.ended
+        first, second = ran.results
         assert b"Read-only file system" in first.stderr
         assert first.stdout == b"x\n"
         assert second.stdout == b"b\na\n"
@@ -94,7 +94,7 @@ async def test_a_command_that_does_not_end_is_ended_and_one_that_prints_much_is_
             ShellCommand("echo begun; sleep 60", timeout_s=0.3),
             ShellCommand("yes | head -c 999999", timeout_s=8.0),
         )
-        late, long = ran.ended
+        late, long = ran.results
         assert (late.is_late, late.code, late.stdout) == (True, 124, b"begun\n")
         assert (long.is_late, long.code, len(long.stdout)) == (False, 0, LIMITS.output_bytes)
 
@@ -114,7 +114,7 @@ async def test_files_that_cannot_be_kept_are_named(command: str, problem: str) -
         assert bool(ran.state) is (problem == "")
         state = ran.state or START
         # The next one runs in any case, or says why it cannot.
-        assert (await run(sandbox, state, "echo x")).ended[0].stdout == b"x\n"
+        assert (await run(sandbox, state, "echo x")).results[0].stdout == b"x\n"
 
 
 async def test_folders_are_cleared_whatever_a_command_made_of_them() -> None:
@@ -133,19 +133,19 @@ async def test_folders_are_cleared_whatever_a_command_made_of_them() -> None:
     async with opened() as sandbox:
         for spoil in spoils:
             ran = await run(sandbox, START, spoil, check)
-            assert ran.ended[1].found == {"/logs/verifier/reward": b"ours\n"}
+            assert ran.results[1].found == {"/logs/verifier/reward": b"ours\n"}
 
 
 async def test_a_folder_that_is_gone_and_a_command_that_is_none_are_told() -> None:
     async with opened() as sandbox:
         ran = await run(sandbox, START, "rm -rf /tmp/app", "echo x", "echo \x00", "(((")
-        assert [each.code for each in ran.ended] == [0, 126, 126, 126]
-        assert b"No such file" in ran.ended[1].stderr
+        assert [each.code for each in ran.results] == [0, 126, 126, 126]
+        assert b"No such file" in ran.results[1].stderr
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "app/x", "/app/../etc/x", "/", "/app\0"])
 def test_a_file_that_leads_out_of_the_box_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"leads out of|cannot write at"):
+    with pytest.raises(ConfigError, match=r"contains '..' or a zero byte|cannot write at"):
         archive({path: BoxFile(b"")})
 
 

@@ -12,7 +12,7 @@ import pytest
 from astraflow.addons.tiny_models.capacity import FreeSpace
 from astraflow.addons.tiny_models.fetch import fetch_model
 from astraflow.addons.tiny_models.packaged import PackagedModel, load_packaged
-from astraflow.addons.tiny_models.spec_files import init_model_folder, packaged_spec
+from astraflow.addons.tiny_models.spec_files import build_model, packaged_spec
 from astraflow.errors import ConfigError, DataError
 from drivers.gguf_files import write_gguf
 
@@ -131,7 +131,9 @@ def test_the_conversion_of_a_wrong_file_ends_with_one_line(tmp_path: Path) -> No
 
 
 def test_an_unknown_name_is_told_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"'smolm2'; did you mean \"smollm2\"\? .*models: smollm2"):
+    with pytest.raises(
+        ConfigError, match=r"'smolm2' is not a packaged model; did you mean \"smollm2\"\? .*models: smollm2"
+    ):
         packaged_spec("smolm2")
 
 
@@ -152,5 +154,5 @@ def test_init_fetches_the_model_of_such_a_spec(tmp_path: Path) -> None:
     spec = tmp_path / "small.yaml"
     spec.write_text(model.model_dump_json())
     told: list[str] = []
-    assert init_model_folder(spec, out, tell=told.append) == out
+    assert build_model(spec, out, tell=told.append) == out
     assert told == [f"model small: {out} is up to date"]

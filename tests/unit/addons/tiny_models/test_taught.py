@@ -87,4 +87,4 @@ def test_a_missing_base_is_named_with_the_nearest_spec(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(SPEC.read_text().replace("base: smollm2", "base: smolm2"))
     with pytest.raises(ConfigError, match=r"'smolm2': there is no such .* did you mean .smollm2"):
-        build_model(file, tmp_path / "copy", print)
+        build_model(file, tmp_path / "copy", tell=print)

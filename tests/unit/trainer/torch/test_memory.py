@@ -35,6 +35,16 @@ def test_recomputing_and_a_smaller_budget_save_what_the_message_says() -> None:
     assert need(token_budget=512).passing["activations of 512 tokens"] == pytest.approx(saved)
 
 
+@pytest.mark.parametrize("backend", [{}, {"optimizer_state": "bfloat16"}, {"offload_optimizer": True}])
+def test_lora_saves_the_gradients_and_the_optimizer_state_that_the_device_would_hold(
+    backend: dict[str, Any],
+) -> None:
+    plain = need(**backend)
+    saved = plain.lasting["gradients"] + plain.lasting["optimizer"]
+    assert plain.savings["train.backend.lora.rank: 16"] == saved
+    assert need(lora={"rank": 16}, **backend).savings["train.backend.lora.rank: 16"] == 0
+
+
 def test_a_model_that_cannot_fit_is_refused_with_what_needs_how_much_and_two_settings() -> None:
     plain = need()
     message = r"do(es)? not fit.*activations of 1024 tokens .*; to save most, set .* \(saves .* or .* \(saves"

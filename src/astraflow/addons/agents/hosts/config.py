@@ -12,10 +12,13 @@ from astraflow.tasks.variants import SourceContext, SourceVariant
 from astraflow.user_input.interpreters import find_interpreter
 from astraflow.user_input.mistakes import hint
 
-__all__ = ["ADAPTERS", "HostConfig", "HostedSourceConfig"]
+__all__ = ["ADAPTERS", "MAX_TASKS", "HostConfig", "HostedSourceConfig"]
 
 ADAPTERS = {"verifiers": "astraflow.addons.agents.hosts.inside.verifiers_host:VerifiersHost"}
 """What a host can serve without the user's own code. The module is imported in the host's Python."""
+
+MAX_TASKS = 100_000
+"""Largest number of tasks of one source. They are kept in memory."""
 
 _MODULE_AND_ATTR = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
@@ -72,8 +75,9 @@ class HostedSourceConfig(SourceVariant):
     """Which of its tasks to use. The environment determines which splits exist."""
     skip: int = Field(default=0, ge=0)
     """Number of tasks to skip, e.g. the training tasks in an evaluation set."""
-    limit: int = Field(default=0, ge=0, le=1_000_000)
-    """Number of tasks to use after the skipped ones; 0: all. An infinite set of tasks needs a limit."""
+    limit: int = Field(default=0, ge=0, le=MAX_TASKS)
+    """Number of tasks to use after the skipped ones; 0: all, if they are at most 100,000. A larger or
+    infinite set of tasks needs a limit."""
 
     def make(self, context: SourceContext) -> TaskSource:
         """Starts the workflow's host and lists its tasks.

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from astraflow import wire
-from astraflow.addons.agents.hosts.config import HostConfig, HostedSourceConfig
+from astraflow.addons.agents.hosts.config import MAX_TASKS, HostConfig, HostedSourceConfig
 from astraflow.addons.agents.hosts.messages import HostedSpec, HostedTask, Refusal, TaskPage
 from astraflow.addons.agents.hosts.process import HostLostError, HostProcess
 from astraflow.errors import ConfigError, DataError
@@ -20,20 +20,17 @@ __all__ = ["hosted_source", "list_hosted_tasks"]
 
 _PAGE = 1024
 """Number of tasks in one request."""
-_MAX_TASKS = 100_000
-"""Largest number of tasks if the source sets no limit. They are kept in memory."""
 _MAX_DATA_BYTES = 4 * 1024 * 1024
 """Largest size of a task's data, which is sent as JSON text with the task."""
 
 
 def hosted_source(config: HostedSourceConfig, host: HostConfig, *, name: str) -> ListSource:
     """Makes the source of a host's tasks. Raises: like `list_hosted_tasks`."""
-    tasks = list_hosted_tasks(
-        host, split=config.split, skip=config.skip, limit=config.limit or _MAX_TASKS + 1
-    )
-    if len(tasks) > _MAX_TASKS:
+    tasks = list_hosted_tasks(host, split=config.split, skip=config.skip, limit=config.limit or MAX_TASKS + 1)
+    if len(tasks) > MAX_TASKS:
         raise DataError(
-            f"the host has more than {_MAX_TASKS:,} tasks, or infinitely many; set `limit` of the source"
+            f"the host of {host.serve!r} has more than {MAX_TASKS:,} tasks, or infinitely many; set `limit` "
+            f"to 1 to {MAX_TASKS:,}"
         )
     return ListSource(
         Task(
@@ -49,7 +46,8 @@ def hosted_source(config: HostedSourceConfig, host: HostConfig, *, name: str) ->
 def list_hosted_tasks(config: HostConfig, *, split: str, skip: int, limit: int) -> Sequence[HostedTask]:
     """Lists the tasks of a split: `limit` of them, after the first `skip`. Blocks.
 
-    Raises: ConfigError if the host cannot be started; DataError if it cannot list its tasks.
+    Raises: ConfigError if the host cannot be started or has no matching tasks; DataError if it cannot list
+    its tasks, or they are invalid.
     """
     # It uses a separate thread, because an event loop may be running in the caller's.
     with ThreadPoolExecutor(1) as thread:
@@ -61,6 +59,7 @@ async def _list_tasks(config: HostConfig, split: str, skip: int, limit: int) -> 
     tasks: list[HostedTask] = []
     try:
         while len(tasks) < limit:
+            # The host continues where the last page ended; it applies `skip` to the first page only.
             question = {"split": split, "skip": skip, "limit": min(_PAGE, limit - len(tasks))}
             async with asyncio.timeout(config.open_timeout_s):
                 answer = await process.ask("tasks", json.dumps(question).encode())
@@ -77,6 +76,11 @@ async def _list_tasks(config: HostConfig, split: str, skip: int, limit: int) -> 
         raise DataError(f"the host of {config.serve!r} did not list its tasks: {err}") from err
     finally:
         await process.close()
+    if not tasks:
+        raise ConfigError(
+            f"the host of {config.serve!r} has no tasks for split {split!r} after skipping {skip}; choose "
+            "another split or a smaller skip"
+        )
     _check_tasks(tasks, config)
     return tasks
 
@@ -92,8 +96,6 @@ def _decode_page(kind: str, body: bytes) -> TaskPage:
 
 
 def _check_tasks(tasks: Sequence[HostedTask], config: HostConfig) -> None:
-    if not tasks:
-        raise ConfigError(f"the host of {config.serve!r} has no such tasks; check `skip`, `limit`, `split`")
     ids = sorted(task.id for task in tasks)
     if repeated := next((one for one, other in itertools.pairwise(ids) if one == other), ""):
         raise DataError(f"the host of {config.serve!r} has two tasks with the id {repeated!r}")

@@ -42,7 +42,7 @@ def _main() -> None:
             os.mkdir(f"{_ROOT}/{name}", 0o755)
     results = [_run(step, given.read(step["size"]), head["max_output"]) for step in head["steps"]]
     state, problem = _packed(head["max_state"]) if head["max_state"] else (b"", "")
-    json.dump({"ended": results, "state": _text(state), "problem": problem}, sys.stdout)
+    json.dump({"results": results, "state": _text(state), "problem": problem}, sys.stdout)
 
 
 def _text(data: bytes) -> str:
