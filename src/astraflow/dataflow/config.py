@@ -86,7 +86,7 @@ class TableConfig(Config):
     @property
     def max_replayed(self) -> int:
         """Largest number of replayed groups in a batch: `ratio * groups_per_batch`, rounded down."""
-        return int(self.replay.ratio * self.batch_groups)
+        return int(round(self.replay.ratio * self.batch_groups, 6))  # 0.29 * 100 is 28.999... in binary
 
     @property
     def min_group_size(self) -> int:
