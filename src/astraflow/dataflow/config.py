@@ -174,7 +174,7 @@ class DataflowConfig(Config):
     lease_timeout_s: float = Field(default=20.0, gt=0)
     """Seconds without a heartbeat after which a lease is handed out again."""
     heartbeat_s: float = Field(default=2.0, gt=0)
-    """Seconds between two heartbeats of a rollout service."""
+    """Seconds between two heartbeats of a rollout service; at most a quarter of `lease_timeout_s`."""
     max_attempts: int = Field(default=3, ge=1, le=1000)
     """Number of attempts at an episode before it counts as failed. Up to 16 attempts that are lost because
     their service is stopped, dies or falls silent do not count."""
