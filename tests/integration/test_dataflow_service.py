@@ -423,6 +423,24 @@ async def test_heartbeats_keep_leases_and_revoke_what_is_over(tmp_path: Path) ->
         assert (status.num_leases, status.load.num_running, status.name) == (1, 2, "w0")
 
 
+async def refuse(by: ScriptedWorker, version: int = 0) -> str:
+    """A heartbeat of a service that cannot install a version. Returns the run's state."""
+    reason = WaitReason(kind="weights_failed", policy="actor", version=version, detail="tensor w is missing")
+    beat = Heartbeat(lease_ids=(), load=Load(waits_for=(reason,)))
+    return (await by.client.heartbeat(by.id, beat)).state
+
+
+async def test_a_service_that_leaves_cannot_end_the_run_with_a_version_that_it_refuses(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as run:
+        _, worker = await ready(run)
+        assert await worker.lease(1)
+        await run.client.drain(worker.id)
+        assert await refuse(worker) == "running"
+        assert (await run.client.status()).state == "running"
+
+
 async def test_a_version_that_no_service_can_install_ends_the_run_with_the_cause(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         _, worker = await ready(run)
@@ -432,13 +450,6 @@ async def test_a_version_that_no_service_can_install_ends_the_run_with_the_cause
         await leaving.register()
         assert await leaving.lease(1)
         await run.client.drain(leaving.id)
-
-        async def refuse(by: ScriptedWorker, version: int = 0) -> str:
-            reason = WaitReason(
-                kind="weights_failed", policy="actor", version=version, detail="tensor w is missing"
-            )
-            beat = Heartbeat(lease_ids=(), load=Load(waits_for=(reason,)))
-            return (await run.client.heartbeat(by.id, beat)).state
 
         assert await refuse(other) == "running"  # the first service may still install it
         assert await refuse(worker, version=1) == "running"

@@ -86,7 +86,7 @@ class TableConfig(Config):
     @property
     def max_replayed(self) -> int:
         """Largest number of replayed groups in a batch: `ratio * groups_per_batch`, rounded down."""
-        return int(self.replay.ratio * self.batch_groups)
+        return int(round(self.replay.ratio * self.batch_groups, 6))  # 0.29 * 100 is 28.999... in binary
 
     @property
     def min_group_size(self) -> int:
@@ -174,7 +174,7 @@ class DataflowConfig(Config):
     lease_timeout_s: float = Field(default=20.0, gt=0)
     """Seconds without a heartbeat after which a lease is handed out again."""
     heartbeat_s: float = Field(default=2.0, gt=0)
-    """Seconds between two heartbeats of a rollout service."""
+    """Seconds between two heartbeats of a rollout service; at most a quarter of `lease_timeout_s`."""
     max_attempts: int = Field(default=3, ge=1, le=1000)
     """Number of attempts at an episode before it counts as failed. Up to 16 attempts that are lost because
     their service is stopped, dies or falls silent do not count."""

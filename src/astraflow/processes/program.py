@@ -12,6 +12,7 @@ Addresses are chosen before anything starts, and each process gets those of its 
 line, so processes can start and restart in any order. Secrets travel in the environment, never as arguments.
 """
 
+import errno
 import os
 import random
 import socket
@@ -53,7 +54,6 @@ TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
 
 PRIVATE_VARIABLE = "ASTRAFLOW_PRIVATE"
 """Environment variable with the files and folders that agent programs must not see, joined as in PATH."""
-
 
 _FIRST_PORT = 15_000
 """Smallest port that is chosen at random; few well-known services have larger ones."""
@@ -108,20 +108,21 @@ def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[st
     wanted = [port] if port else [*before, *_quiet_ports(), 0]
     for candidate in wanted:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            listener = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, candidate))
             # Linux lets two sockets with SO_REUSEADDR share a port until one of them listens.
             listener.listen()
-        except OSError as err:
-            if port:
+        except (OSError, OverflowError) as err:
+            if port and getattr(err, "errno", errno.EACCES) in {errno.EADDRINUSE, errno.EACCES}:
                 key = "dataflow.port" if name == "dataflow" else "weights.port"
                 raise ConfigError(
-                    f"{name}: cannot listen on {host}:{port}: {err.strerror}; choose another {key}, or 0 for "
-                    "a free one"
+                    f"{name}: cannot listen on {host}:{port}: "
+                    f"{getattr(err, 'strerror', 'the largest port is 65535')}; choose another {key}, or 0 "
+                    "for a free one"
                 ) from err
-            continue
+            continue  # another port may be free; other errors are about the host
         return host, int(listener.getsockname()[1])
     raise ConfigError(f"{name}: no port of {host} can be bound; is it an address of this machine?")
 

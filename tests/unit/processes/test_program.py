@@ -251,6 +251,20 @@ def test_a_taken_port_of_the_recipe_is_refused_by_key() -> None:
             choose_addresses(make_recipe(dataflow={"port": port}), {})
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"weights": {"port": 65535}}, "65536: the largest port is 65535; choose another weights.port"),
+        ({"dataflow": {"port": 7433, "host": "192.0.2.1"}}, "no port of 192.0.2.1 can be bound"),
+    ],
+)
+def test_a_port_or_a_host_that_cannot_exist_is_refused_for_what_it_is(
+    changes: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        choose_addresses(make_recipe(**changes), {})
+
+
 def test_a_taken_earlier_port_is_replaced() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

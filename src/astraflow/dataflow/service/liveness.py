@@ -64,7 +64,7 @@ class Liveness:
         self.max_workers = 100_000
         """Most services that can be registered at a time, so that nobody with a token can fill the memory."""
         self.timeout_s = lease_timeout_s
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s = min(heartbeat_s, lease_timeout_s / _BEATS_PER_LEASE)
         self._workers: dict[str, WorkerLife] = {}
         self._replaceable: dict[tuple[str, str], list[WorkerLife]] = {}
         """(name, address) -> services that the next one with this name and address replaces."""

@@ -249,6 +249,7 @@ class WorkerRoutes:
             if (
                 reason.kind == "weights_failed"
                 and reason.version >= 0
+                and loads  # a service that leaves doesn't speak for those that may still join
                 and all(
                     any((other.kind, other.policy, other.version) == key for other in load.waits_for)
                     for load in loads

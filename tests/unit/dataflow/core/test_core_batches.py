@@ -5,6 +5,7 @@ from collections import Counter
 import msgspec
 import pytest
 
+from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.algorithms.task_gates import SolvedConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import BatchTaken, FateDecided, StepCommitted, TakeBatch
@@ -214,6 +215,11 @@ def test_payloads_are_retained_until_their_step_is_released():
 
 
 # --- replay, capacity, normalisation, masks -------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ratio", "num_groups", "most"), [(0.29, 100, 29), (0.58, 50, 29), (0.299, 100, 29)])
+def test_a_replay_ratio_gives_the_number_that_it_says(ratio: float, num_groups: int, most: int) -> None:
+    assert TableConfig(groups_per_batch=num_groups, replay=ReplayConfig(ratio=ratio)).max_replayed == most
 
 
 def replay_table(**replay: object) -> TableConfig:

@@ -133,3 +133,12 @@ def test_a_longer_lease_allows_longer_intervals() -> None:
     for number in range(10_000):
         liveness.add(make_worker(f"gpu.{number}", last_seen_s=0.0, address=f"10.0.1.{number}"))
     assert liveness.interval_s == 20.0
+
+
+def test_a_lease_survives_until_its_heartbeat_however_rare_heartbeats_are_wanted() -> None:
+    liveness = Liveness(20.0, heartbeat_s=30.0)
+    worker = make_worker("gpu.0", last_seen_s=0.0)
+    liveness.add(worker)
+    liveness.grant(("1.0.0",), 0.0)
+    assert worker.heartbeat_s == 5.0
+    assert liveness.next_deadline_s() == 20.0
