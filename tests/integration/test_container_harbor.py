@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -84,6 +85,38 @@ async def test_a_command_that_takes_too_long_is_ended_and_told(folder: Path) -> 
     async with opened(folder, command_s=0.5) as bench:
         _, ran = await play(bench, "```bash\nsleep 30\n```")
     assert "its time was over" in str(ran.messages)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("trap '' TERM; for i in {1..30}; do sleep 1; done", "its time was over"),
+        ("exit 124", "[exit code 124]"),
+    ],
+)
+async def test_a_command_is_late_if_its_time_is_over_however_it_ended(
+    folder: Path, command: str, told: str
+) -> None:
+    async with opened(folder, command_s=4.0) as bench:
+        _, ran = await play(bench, f"```bash\n{command}\n```")
+    assert told in str(ran.messages)
+
+
+async def test_output_beyond_the_limit_takes_no_memory(folder: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with opened(folder) as bench:
+        _, ran = await play(bench, "```bash\nhead -c 500M /dev/zero | tr '\\0' x\n```")
+    assert "characters left out" in str(ran.messages)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+async def test_an_image_that_could_not_be_built_is_built_again(folder: Path) -> None:
+    async with opened(folder) as bench:
+        (folder.parent / "engine" / "images").write_text("in the way")
+        with pytest.raises(RolloutError, match="build` failed"):
+            await play(bench, "done")
+        (folder.parent / "engine" / "images").unlink()
+        assert (await play(bench, "done"))[-1].is_done
 
 
 async def test_tests_without_a_reward_fail_the_episode(folder: Path) -> None:

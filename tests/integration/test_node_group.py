@@ -411,6 +411,11 @@ async def test_a_machine_that_the_trainer_does_not_have_is_refused(
         await Agent(folder.path, "actor", "http://127.0.0.1:1", node).run(asyncio.Event())
 
 
+async def test_a_policy_that_is_not_trained_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match='did you mean "actor"'):
+        await Agent(make_folder(tmp_path).path, "acto", "http://127.0.0.1:1", 1).run(asyncio.Event())
+
+
 async def test_a_machine_without_the_model_is_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     (tmp_path / "model").rename(tmp_path / "elsewhere")

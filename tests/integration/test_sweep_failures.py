@@ -1,10 +1,15 @@
 """A sweep says why a member failed. It gets the reason from the member's command, not from its log."""
 
 import json
+import os
+import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from astraflow.addons.experiments import cores, sweep
 from astraflow.addons.experiments.group_file import Group, GroupMember, load_group, save_group
 from astraflow.addons.experiments.sweep import Sweep
 
@@ -41,3 +46,33 @@ def test_a_log_with_the_words_of_an_error_gives_no_reason(
     (tmp_path / "r.yaml").write_text(json.dumps({"name": "m", "tasks": tasks, "model": "./m"}))
     assert failure(tmp_path, "r.yaml") == f"exit code 9; see {tmp_path / 'logs' / 'a.log'}"
     assert "a model wrote this" in (tmp_path / "logs" / "a.log").read_text()
+
+
+def test_a_run_whose_start_is_interrupted_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> list[str]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 30\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sweep, "tracker_overrides", interrupted)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    members = tuple(GroupMember(name=name, overrides=()) for name in "ab")
+    told: list[str] = []
+    began_s = time.monotonic()
+    assert not Sweep(tmp_path, Group(name="g", recipe="r.yaml", members=members), told.append).run(jobs=2)
+    assert time.monotonic() - began_s < 20
+    assert told == ["a: started", "a: stopped; the same command continues it"]
+
+
+def test_without_a_number_of_jobs_the_cores_that_the_process_may_use_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text("250000 100000\n")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    monkeypatch.setattr(cores, "control_groups", lambda: [tmp_path / "none", tmp_path])
+    members = tuple(GroupMember(name=name, overrides=()) for name in "ab")
+    told: list[str] = []
+    Sweep(tmp_path, Group(name="g", recipe="no.yaml", members=members), told.append).run(jobs=0)
+    assert [text.split()[1] for text in told] == ["started", "failed"] * 2

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -93,11 +94,15 @@ class HostLink:
                 self._process.terminate()
 
     async def finish(self) -> None:
-        """Gives the command a moment to end by itself, then terminates it. Returns once it has ended."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_EXIT_GRACE_S):
-                await self._process.wait()
-        self.close()
+        """Gives the command a moment to end by itself, terminates it, and kills it if that takes too long.
+        Returns once it has ended."""
+        transport = cast("Any", self._process)._transport
+        # `wait` also waits until all output is read and nobody else holds the pipes, so they are closed.
+        for end in (self.close, transport.close):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_GRACE_S):
+                    await self._process.wait()
+            end()
         await self._process.wait()
 
     async def _lost(self) -> LinkLostError:
@@ -108,7 +113,8 @@ class HostLink:
                 await self._drain
         lines = self._errors.decode(errors="replace").strip().splitlines()
         code = self._process.returncode
-        return LinkLostError(lines[-1] if lines else f"it ended with code {code}", code)
+        how = "it closed its output" if code is None else f"it ended with code {code}"
+        return LinkLostError(lines[-1] if lines else how, code)
 
     async def _keep_errors(self) -> None:
         assert self._process.stderr is not None

@@ -36,6 +36,7 @@ from astraflow.recipe.recipe import PolicyConfig
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.service.process import PARENT_FD_VARIABLE, launcher_pipe
 from astraflow.trainer.backend_config import torch_settings
+from astraflow.user_input.mistakes import hint
 
 __all__ = ["Agent"]
 
@@ -100,7 +101,10 @@ class Agent:
                 f"{host} has no run folder {self.run_dir}; all machines of a trainer must find it at the "
                 "same path, on a file system that they share"
             )
-        policy = folder.load_recipe().policies[self.policy]
+        trained = folder.load_recipe().trained
+        if self.policy not in trained:
+            raise ConfigError(f"--policy {self.policy}: no trained policy{hint(self.policy, list(trained))}")
+        policy = trained[self.policy]
         if not policy.model_dir.is_dir():
             raise ConfigError(
                 f"{host} has no model {policy.model_dir}; all machines of a trainer must find it at the same "

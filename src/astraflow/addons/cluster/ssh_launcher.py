@@ -42,6 +42,8 @@ _MIN_DISK_BYTES = 100e6
 """Free space that a host needs for temporary files."""
 _MAX_SKEW_S = 60.0
 """Difference of the clocks above which a warning is logged. It only matters to people who compare logs."""
+_NO_PROGRAM = (126, 127)
+"""Exit codes of a shell that can't run a program, or doesn't find it."""
 _SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ClearAllForwardings=yes")
 
 
@@ -197,16 +199,16 @@ def ssh_command(config: SshLauncherConfig, host: str) -> list[str]:
     return ["ssh", *config.options, *_SSH_OPTIONS, "--", host, remote]
 
 
-def remedy_for(text: str, host: str) -> str:
-    """Says what to do about a host for which `ssh` printed this text."""
+def remedy_for(text: str, code: int | None, host: str) -> str:
+    """Says what to do about a host for which `ssh` printed this text and ended with this code."""
+    if code in _NO_PROGRAM:
+        return "set launcher.python to its Python"
     known = {
         "Permission denied": f"`ssh {host} true` must work without a prompt: add your key there",
         "Host key verification failed": f"connect once by hand, `ssh {host} true`, to accept its key",
         "Could not resolve hostname": "is the name right? See launcher.hosts and ~/.ssh/config",
         "No module named": f"pip install 'astraflow[quickstart]=={astraflow.__version__}' there, or set "
         "launcher.python to another Python",
-        "not found": "set launcher.python to its Python",
-        "No such file": "set launcher.python to its Python",
         "python -h": "AstraFlow needs Python 3.11 or newer there; set launcher.python to one",
     }
     remedies = [remedy for part, remedy in known.items() if part in text]
@@ -232,7 +234,7 @@ async def _ask(config: SshLauncherConfig, host: str) -> Hello | str:
     try:
         hello = await receive_hello(link)
     except LinkLostError as err:
-        return f"{host}: {err}; {remedy_for(str(err), host)}"
+        return f"{host}: {err}; {remedy_for(str(err), err.code, host)}"
     finally:
         link.close()
         await link.finish()

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -80,9 +81,9 @@ def _find_current(data_set: DataSet, folder: Path) -> DataManifest | None:
     try:
         return read_manifest(data_set, folder)
     except DataError:
-        about = json.loads((folder / MANIFEST).read_bytes())
-        if about.get("dataset") == data_set.name:
-            return None
+        with suppress(ValueError, AttributeError):  # the manifest is broken, as the error says
+            if json.loads((folder / MANIFEST).read_bytes()).get("dataset") == data_set.name:
+                return None
         raise
 
 

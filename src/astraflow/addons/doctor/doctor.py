@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from astraflow.addons.doctor.machine import examine_machine, existing_parent, num_cores
+from astraflow.addons.doctor.machine import examine_machine, existing_parent
 from astraflow.addons.doctor.memory import GIB, gpu_memory_finding, num_parameters
+from astraflow.addons.experiments.cores import num_cores
 from astraflow.addons.one_process.hosting import host_models, open_runner, starting_weights
 from astraflow.addons.sandbox.check import sandbox_finding
 from astraflow.algorithms.limiters import make_limiter

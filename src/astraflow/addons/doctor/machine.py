@@ -14,6 +14,7 @@ from pathlib import Path
 
 import astraflow
 from astraflow.addons.doctor.memory import GIB
+from astraflow.addons.experiments.cores import num_cores
 from astraflow.run.checks import Finding
 from astraflow.service.memory import available_bytes, limit_bytes
 from astraflow.user_input.extras import install_command
@@ -21,13 +22,11 @@ from astraflow.user_input.extras import install_command
 __all__ = [
     "examine_machine",
     "existing_parent",
-    "num_cores",
 ]
 
 _LOW_MEMORY_GIB = 1.0
 _LOW_DISK_GIB = 1.0
 _NEEDED = ("torch", "transformers", "accelerate", "safetensors", "jinja2")
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def examine_machine(run_dir: Path) -> Iterator[Finding]:
@@ -59,24 +58,11 @@ def _packages() -> Iterator[Finding]:
         yield Finding("ok", "packages", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
-def num_cores() -> int:
-    """Returns the number of cores that this process may use.
-
-    It is the number in the process's affinity, or fewer if its control group has a quota.
-    """
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    try:
-        quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
-        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
-
-
 def _cores() -> Finding:
     cores = num_cores()
     load = os.getloadavg()[0]
     text = f"{cores} cores, load {load:.1f}"
-    if load > 1.5 * cores:
+    if load > 1.5 * (os.cpu_count() or 1):  # the load is that of the whole machine
         return Finding(
             "warn", "cores", text, "other processes keep them busy, so the run will be slower than usual"
         )

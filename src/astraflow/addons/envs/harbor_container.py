@@ -8,7 +8,9 @@ import asyncio
 import hashlib
 import os
 import shlex
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from astraflow.addons.envs.harbor_folder import HarborTask
 from astraflow.addons.sandbox.shell import CommandResult, ShellCommand, ShellRun
@@ -22,8 +24,8 @@ _BUILDING_S = 1_800.0
 """Time limit of building or getting an image."""
 _MAX_OUTPUT = 64 * 1024
 """Size of each output of a command. The rest is dropped."""
-_LATE = 124
-"""Exit code of `timeout` for a command whose time is over."""
+_LATE = (124, 128 + 9)
+"""Exit codes of `timeout` for a command whose time is over: it ended by itself then, or was killed."""
 
 
 class Containers:
@@ -33,7 +35,7 @@ class Containers:
         """`engine`: the program that runs containers."""
         self._engine = engine
         self._images: dict[str, asyncio.Task[str]] = {}
-        """The image of each task, by its folder. It is built once."""
+        """The image of each task, by its folder. It is built once, or again after a failure."""
 
     async def open(self) -> None:
         """Checks that containers can run. Raises: ConfigError if they can't."""
@@ -50,7 +52,8 @@ class Containers:
 
     async def begin(self, task: HarborTask) -> bytes:
         """Starts a container, and returns its name."""
-        if task.source not in self._images:
+        building = self._images.get(task.source)
+        if building is None or (building.done() and (building.cancelled() or building.exception())):
             self._images[task.source] = asyncio.create_task(self._image(task))
         image = await asyncio.shield(self._images[task.source])
         limits = [f"--memory={task.memory_mb}m", f"--cpus={task.cpus:g}"]
@@ -88,16 +91,18 @@ class Containers:
         if command.files:
             await self._call(["cp", "-", f"{container}:/"], command.files, limit_s=_STARTING_S)
         limited = f"timeout -k 5 {command.timeout_s:.1f} bash -c {shlex.quote(command.command)}"
+        began_s = time.monotonic()
         code, stdout, stderr = await self._execute(
             container, limited, folder=command.folder, env=dict(command.env), limit_s=command.timeout_s + 60
         )
+        is_late = code in _LATE and time.monotonic() - began_s >= command.timeout_s
         contents: dict[str, bytes | None] = {}
         for path in command.reads:
             read, content, _ = await self._execute(
                 container, f"cat {shlex.quote(path)}", folder="/", limit_s=_STARTING_S
             )
             contents[path] = None if read else content
-        return CommandResult(code, code == _LATE, stdout[:_MAX_OUTPUT], stderr[:_MAX_OUTPUT], contents)
+        return CommandResult(code, is_late, stdout, stderr, contents)
 
     async def _image(self, task: HarborTask) -> str:
         """Builds or gets the image of a task, and returns its name."""
@@ -133,7 +138,12 @@ class Containers:
         )
         try:
             async with asyncio.timeout(limit_s):
-                stdout, stderr = await process.communicate(given)
+                _, stdout, stderr, _ = await asyncio.gather(
+                    _write(process.stdin, given),
+                    _read(process.stdout),
+                    _read(process.stderr),
+                    process.wait(),
+                )
         except TimeoutError as err:
             raise RolloutError(f"`{self._engine} {words[0]}` took longer than {limit_s:.0f} s") from err
         finally:
@@ -141,6 +151,23 @@ class Containers:
                 process.kill()
                 await process.wait()
         return process.returncode or 0, stdout, stderr
+
+
+async def _write(stream: asyncio.StreamWriter | None, content: bytes) -> None:
+    assert stream is not None
+    with suppress(ConnectionError):
+        stream.write(content)
+        await stream.drain()
+    stream.close()
+
+
+async def _read(stream: asyncio.StreamReader | None) -> bytes:
+    """Reads a stream to its end, and returns the beginning of it."""
+    assert stream is not None
+    kept = b""
+    while part := await stream.read(_MAX_OUTPUT):
+        kept += part[: _MAX_OUTPUT - len(kept)]
+    return kept
 
 
 def _image_name(folder: str) -> str:

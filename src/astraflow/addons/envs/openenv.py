@@ -103,7 +103,8 @@ class OpenEnv(TaskServer):
     # --- episodes -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        self._http = aiohttp.ClientSession()
+        # One connection per episode; the server decides how many there may be.
+        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     async def close(self) -> None:
         await self._http.close()

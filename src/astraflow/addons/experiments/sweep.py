@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from astraflow.addons.experiments.cores import num_cores
 from astraflow.addons.experiments.group_file import Group, GroupMember, save_group
 from astraflow.cli.main import ERROR_FILE_VARIABLE
 from astraflow.config import Use
@@ -74,7 +75,7 @@ class Sweep:
 
         Returns false if it was interrupted. Raises: ConfigError if another sweep runs this group.
         """
-        jobs = jobs or max(1, (os.cpu_count() or 1) // _CORES_PER_RUN)
+        jobs = jobs or max(1, num_cores() // _CORES_PER_RUN)
         waiting = [
             member
             for member in self.group.members
@@ -123,6 +124,8 @@ class Sweep:
             )
         self._running[member.name] = process
         self.tell(f"{member.name}: started")
+        if self._is_stopped:  # since before the signal handler could see this process
+            process.send_signal(signal.SIGINT)
 
     def _log(self, name: str) -> Path:
         path = self.folder / "logs" / f"{name}.log"

@@ -181,7 +181,7 @@ def _detail(gap: Interval, basis: Basis, *, is_async: bool) -> str:
 def _difference(new: str, old: str, figure: str, gap: Interval) -> str:
     head = f"{figure}: {new} is {abs(gap.mean):.3f} {'above' if gap.mean >= 0 else 'below'} {old}"
     if gap.low is None or gap.high is None:
-        return f"{head}. One run per variant can't tell this from chance; run more seeds."
+        return f"{head}. A single run of a variant can't tell this from chance; run more seeds."
     within = f"(interval {gap.low:+.3f} to {gap.high:+.3f})"
     if gap.low > 0 or gap.high < 0:
         return f"{head} {within}. The difference matters: chance does not explain it."

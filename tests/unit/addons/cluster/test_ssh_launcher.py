@@ -58,18 +58,19 @@ def test_a_python_in_the_home_there_is_expanded_there_and_nothing_else_is() -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "remedy"),
+    ("text", "code", "remedy"),
     [
-        ("root@gpu-1: Permission denied (publickey).", "add your key"),
-        ("Host key verification failed.", "connect once by hand, `ssh gpu-1 true`"),
-        ("/usr/bin/python3: No module named astraflow", "pip install 'astraflow[quickstart]"),
-        ("bash: line 1: exec: python9: not found", "launcher.python"),
-        ("Try `python -h' for more information.", "Python 3.11 or newer"),
-        ("connect to host gpu-1 port 22: No route to host", "remove it from launcher.hosts"),
+        ("root@gpu-1: Permission denied (publickey).", 255, "add your key"),
+        ("bash: line 1: /opt/python: Permission denied", 126, "launcher.python"),
+        ("Host key verification failed.", 255, "connect once by hand, `ssh gpu-1 true`"),
+        ("/usr/bin/python3: No module named astraflow", 1, "pip install 'astraflow[quickstart]"),
+        ("bash: Zeile 1: exec: python9: Nicht gefunden.", 127, "launcher.python"),
+        ("Try `python -h' for more information.", 2, "Python 3.11 or newer"),
+        ("connect to host gpu-1 port 22: No route to host", 255, "remove it from launcher.hosts"),
     ],
 )
-def test_what_ssh_says_has_a_remedy(text: str, remedy: str) -> None:
-    assert remedy in remedy_for(text, "gpu-1")
+def test_what_ssh_says_has_a_remedy(text: str, code: int, remedy: str) -> None:
+    assert remedy in remedy_for(text, code, "gpu-1")
 
 
 def test_a_host_that_is_an_option_is_refused_before_ssh_sees_it() -> None:

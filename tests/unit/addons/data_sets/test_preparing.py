@@ -207,6 +207,14 @@ def test_a_folder_of_another_version_is_prepared_anew(tmp_path: Path) -> None:
     assert prepared("aime25", tmp_path) == manifest
 
 
+@pytest.mark.parametrize("manifest", ["{", "[]"])
+def test_a_broken_manifest_is_named(manifest: str, tmp_path: Path) -> None:
+    (tmp_path / "aime25").mkdir()
+    (tmp_path / "aime25" / "manifest.json").write_text(manifest)
+    with pytest.raises(DataError, match="cannot be read: .*; remove the folder and run"):
+        prepared("aime25", tmp_path)
+
+
 def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path: Path) -> None:
     write_published("aime25", tmp_path / "published")
     prepared("math500", tmp_path)

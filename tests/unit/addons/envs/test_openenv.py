@@ -110,6 +110,12 @@ async def test_many_episodes_are_played_at_a_time() -> None:
         assert await asyncio.gather(*[play(seed) for seed in range(1, 9)]) == list(range(1, 9))
 
 
+async def test_more_than_a_hundred_episodes_run_at_a_time() -> None:
+    async with opened(app_of(counting), call_s=2.0) as environment:
+        begun = await asyncio.gather(*[environment.reset(task(1), seed=0) for _ in range(101)])
+        await asyncio.gather(*[environment.end(session) for session, _ in begun])
+
+
 async def test_replies_may_be_actions_and_the_policy_is_told_which_are_none() -> None:
     async with opened(app_of(counting), action="") as environment:
         session, seen = await environment.reset(task(1), seed=0)

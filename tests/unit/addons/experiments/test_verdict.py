@@ -91,3 +91,8 @@ def test_unfinished_runs_are_judged_so_far() -> None:
 
 def test_one_variant_differs_from_nothing() -> None:
     assert differences([LOW], FIGURE) == []
+
+
+def test_one_side_with_a_single_run_is_enough_to_leave_the_difference_open() -> None:
+    (text,) = differences([Standing("a", (0.1, 0.2, 0.3)), Standing("b", (0.5,))], FIGURE)
+    assert "A single run of a variant can't tell this from chance" in text

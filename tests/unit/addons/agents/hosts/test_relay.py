@@ -1,11 +1,13 @@
 """The one address that all episodes of a host share."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from aiohttp.typedefs import Handler
 
 from astraflow.addons.agents.hosts.inside.main import HostedEpisode
 from astraflow.addons.agents.hosts.inside.relay import Relay
@@ -23,10 +25,10 @@ async def echo(request: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def running() -> AsyncGenerator[tuple[Relay, str]]:
+async def running(endpoint: Handler = echo) -> AsyncGenerator[tuple[Relay, str]]:
     """A relay, and the address of the endpoints behind it."""
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", echo)
+    app.router.add_route("*", "/{path:.*}", endpoint)
     relay = Relay()
     async with TestServer(app) as server:
         await relay.start()
@@ -60,6 +62,20 @@ async def test_a_request_goes_to_the_endpoint_of_its_own_episode() -> None:
                     "session": session,
                     "body": '{"model": "agent"}',
                 }
+
+
+async def test_more_than_a_hundred_requests_wait_for_their_answers_at_a_time() -> None:
+    everyone = asyncio.Barrier(101)
+
+    async def together(request: web.Request) -> web.Response:
+        await everyone.wait()
+        return await echo(request)
+
+    async with running(together) as (relay, url), asyncio.timeout(10):
+        with relay.sessions(HostedEpisode(f"{url}a/v1", "key", {}, 1.0)) as sessions:
+            sessions.add("trace-1")
+            answers = await asyncio.gather(*[asked(relay, "trace-1") for _ in range(101)])
+    assert {status for status, _ in answers} == {202}
 
 
 async def test_other_requests_are_refused() -> None:

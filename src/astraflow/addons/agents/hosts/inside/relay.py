@@ -55,7 +55,10 @@ class Relay:
     async def start(self) -> None:
         """Starts to listen."""
         # The service enforces the deadline of an episode, which bounds its requests too.
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=None))
+        self._http = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            connector=aiohttp.TCPConnector(limit=0),
+        )
         app = web.Application(client_max_size=_MAX_BYTES)
         app.router.add_route("*", "/v1/{path:.*}", self._forward)
         self._runner = web.AppRunner(app, access_log=None)
