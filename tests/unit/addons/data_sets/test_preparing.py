@@ -211,7 +211,7 @@ def test_a_folder_of_another_version_is_prepared_anew(tmp_path: Path) -> None:
 def test_a_broken_manifest_is_named(manifest: str, tmp_path: Path) -> None:
     (tmp_path / "aime25").mkdir()
     (tmp_path / "aime25" / "manifest.json").write_text(manifest)
-    with pytest.raises(DataError, match="cannot be read: .*; remove the folder and run"):
+    with pytest.raises(DataError, match=r"cannot be read: .*; remove the folder and run"):
         prepared("aime25", tmp_path)
 
 
