@@ -31,6 +31,8 @@ IMPATIENT = replace(LIMITS, wall_s=0.4)
 NUM_BOXES = 4
 QUICK_S = 1.0
 """Within this time, the next program is served."""
+HARMLESS = "reads the environment"
+"""A program of `HOSTILE` after which the next one is served as usual."""
 
 
 async def attacked(sandbox: Sandbox, name: str, secret: str) -> tuple[str, ProgramVerdict, float]:
@@ -110,8 +112,11 @@ async def main(backend: str, marker: str, secret: str) -> dict[str, object]:
             mounts_before = mounts()
             done = await asyncio.gather(*[taken(sandbox, name) for name in HOSTILE])
             slow = [name for name, _, took_s in done if took_s > QUICK_S]
-            # A machine that is busy with other things may delay one of them; hardly the same one again.
-            again = [await attacked(sandbox, name, secret) for name in slow]
+            # A machine that is busy with other things delays harmless programs, too.
+            again = [
+                (await attacked(sandbox, name, secret), await attacked(sandbox, HARMLESS, secret))
+                for name in slow
+            ]
             seen = processes(marker)
     except ConfigError as err:
         return {"unusable": str(err)}
@@ -121,7 +126,11 @@ async def main(backend: str, marker: str, secret: str) -> dict[str, object]:
             name: {"kind": v.kind, "stdout": v.stdout[:2000], "stderr": v.stderr[-500:], "reason": v.reason}
             for name, v, _ in done
         },
-        "slow": {name: took_s for name, _, took_s in again if took_s > QUICK_S},
+        "slow": {
+            name: (took_s, usual_s)
+            for (name, _, took_s), (_, _, usual_s) in again
+            if took_s > max(QUICK_S, 4 * usual_s)
+        },
         "descriptors": len(os.listdir("/proc/self/fd")) - before,
         "processes_before": len(seen),
         "processes": processes(marker),
