@@ -202,7 +202,7 @@ class ChatRenderer:
 
     def opens_reasoning(self, prompt: Sequence[int]) -> str:
         """The tag of reasoning that ends a prompt, so that a completion begins with reasoning; else empty."""
-        # Tokenizers give up Python's lock, and get it back late beside a busy engine: so none is called here.
+        # A tokenizer releases the GIL, and waits long for it while the engine computes: none is called.
         return next((tag for ids, tag in self._openings if tuple(prompt[-len(ids) :]) == ids), "")
 
     @cached_property

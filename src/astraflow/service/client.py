@@ -59,7 +59,7 @@ class HttpReply:
 
 
 class _WrongServerError(ConnectionError):
-    """The server at the address uses another scheme or is not trusted, so a retry would also fail."""
+    """The server uses another scheme, or its certificate is not trusted: a retry would fail too."""
 
 
 class Transport(Protocol):

@@ -72,7 +72,7 @@ class EnvironmentSourceConfig(Config):
     """Which of its tasks to use; the environment says which splits it has."""
 
     def choose_environment(self, environments: Mapping[str, object]) -> str:
-        """Returns the name of its environment. Raises: ConfigError if there is no such environment."""
+        """Returns the name of the environment to use. Raises: ConfigError if the recipe lacks it."""
         name = self.environment
         if not environments:
             raise ConfigError("the recipe has no environments; add one under tasks.environments")
