@@ -417,7 +417,7 @@ def _check_finite(tensor: HostTensor, new: Tensor) -> None:
 
 def is_finite(tensor: Tensor) -> bool:
     # One pass without a copy: the extremes are NaN or infinite if any value is.
-    return not tensor.numel() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+    return not tensor.numel() or all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor))
 
 
 def _by_name(tensors: Iterable[HostTensor]) -> dict[str, HostTensor]:

@@ -9,8 +9,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from astraflow.errors import DataError
 from astraflow.user_input.own_code import error_text
@@ -39,10 +40,7 @@ def render_chat(
 
     Raises: DataError if the template raises an error, or takes too long.
     """
-
-    def render() -> str:
-        return cast("str", tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments))
-
+    render = partial(tokenizer.apply_chat_template, list(messages), tokenize=False, **arguments)
     return within_limit(render, longest_s)
 
 

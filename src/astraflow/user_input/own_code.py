@@ -8,8 +8,7 @@ package, of the standard library and of installed packages only hide it.
 import linecache
 import os
 import sysconfig
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ContextDecorator, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -40,21 +39,24 @@ _RETURNED = 70
 """Exit code of a fork that has returned from the user's code (`EX_SOFTWARE`)."""
 
 
-@contextmanager
-def ending_forks() -> Generator[None]:
+class ending_forks(ContextDecorator):  # noqa: N801 - it's a class because a generator takes twice as long
     """Runs the user's code in a block. A process that this code forks, and that leaves the block, ends here.
 
     Otherwise, it would go on as a second copy of this process, on the same pipes and sockets, and answer each
     call a second time. Children of `subprocess` and `multiprocessing` don't return, so they aren't affected.
     """
-    pid = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() != pid:
-            note = f"process {os.getpid()}, forked by process {pid}, returned from user code and was ended; "
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._pid:
+            note = f"process {os.getpid()}, forked by process {self._pid}, returned from user code and was "
             with suppress(OSError):
-                os.write(2, f"{note}end a fork with os._exit, or use subprocess\n".encode())
+                os.write(2, f"{note}ended; end a fork with os._exit, or use subprocess\n".encode())
             os._exit(_RETURNED)
 
 
