@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.view.sample_episodes import load_transcripts
 from astraflow.dataflow.audit import audit
 from astraflow.types import Task
 from drivers.dataflow_driver import ListSource, ScriptedTrainer, ScriptedWorker, play_run, running
@@ -81,3 +82,26 @@ async def test_a_source_that_cannot_read_now_is_asked_again(tmp_path: Path) -> N
         await worker.register()
         assert [lease.task.source for lease in await worker.lease(2)] == ["sums", "sums"]
         assert (errors, run.service.state) == ([], "running")
+
+
+@pytest.mark.parametrize("error", [KeyError("gone"), OSError("the network share does not answer")])
+async def test_results_are_accepted_though_their_source_has_failed_since(
+    tmp_path: Path, error: Exception
+) -> None:
+    sums, errors = ListSource("sums", 50), list[Exception]()
+
+    def fails_later(idx: int) -> Task:
+        if errors:
+            raise errors[0]
+        return sums.task(idx)
+
+    async with running(tmp_path, train=TroubledSource(fails_later)) as run:
+        await ScriptedTrainer(run.client).attach()
+        worker = ScriptedWorker(run.client)
+        await worker.register()
+        leases = await worker.lease(2)
+        assert {lease.group_id for lease in leases} == {0}, "the group whose messages are stored"
+        errors.append(error)
+        receipts = await worker.send(*[await worker.answer(lease) for lease in leases])
+        assert [receipt.status for receipt in receipts.receipts] == ["accepted", "accepted"]
+    assert [row.task_id for row, _ in load_transcripts(tmp_path, "train")] == ["", ""]

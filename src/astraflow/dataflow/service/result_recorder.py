@@ -7,22 +7,18 @@ change.
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 
 import msgspec
 
 from astraflow.dataflow.core.commands import Decision, EpisodeFacts, LeaseView, PayloadRef, RecordResult
 from astraflow.dataflow.journal.journal_db import TranscriptRow
-from astraflow.dataflow.service.ingest import (
-    PolicyLimits,
-    check_results,
-    facts_of,
-    vocab_size,
-)
+from astraflow.dataflow.service.ingest import PolicyLimits, check_results, facts_of, vocab_size
 from astraflow.dataflow.service.partial_episodes import episode_of
 from astraflow.dataflow.service.results import DecodedResults
 from astraflow.dataflow.service.routes_shared import ServedRun
-from astraflow.errors import Error, RefusedError, WireError
+from astraflow.errors import DataError, Error, RefusedError, UnavailableError, WireError
 from astraflow.types import Episode, EpisodeReceipt, EpisodeResult, Failure, Message, SampleRules, lease_kind
 from astraflow.types.bounds import MAX_ERROR_CHARS
 
@@ -139,10 +135,13 @@ class ResultRecorder:
         if lease is None:
             return None
         policy, version = _find_maker(lease, episode)
+        task_id = ""
+        with suppress(DataError, UnavailableError):  # the result counts even if its source has failed since
+            task_id = self._run.lookup.task(lease).id
         return TranscriptRow(
             kind=lease.kind,
             group_id=lease.group_id,
-            task_id=self._run.lookup.task(lease).id,
+            task_id=task_id,
             policy=policy,
             version=version,
             score=episode.score,
