@@ -54,14 +54,24 @@ MOST_LEFT_OUT = 30
 
 
 @cache
+def read_imports(path: Path) -> tuple[bool, set[Path]]:
+    """Whether a file imports an add-on, and the drivers that it names."""
+    text = path.read_text(encoding="utf-8")
+    imports = [line for line in text.splitlines() if re.match(r"\s*(from|import) ", line)]
+    drivers = {ROOT / "tests" / "drivers" / f"{name}.py" for name in re.findall(r"drivers\.(\w+)", text)}
+    return any(map(ABSENT.search, imports)), drivers
+
+
 def needs_add_on(path: Path) -> bool:
     """Whether a file imports an add-on, or a driver that does."""
-    text = path.read_text(encoding="utf-8")
-    drivers = re.findall(r"drivers\.(\w+)", text)
-    imports = [line for line in text.splitlines() if re.match(r"\s*(from|import) ", line)]
-    return any(map(ABSENT.search, imports)) or any(
-        needs_add_on(ROOT / "tests" / "drivers" / f"{name}.py") for name in drivers
-    )
+    files, unread = {path}, {path}  # drivers may name each other
+    while unread:
+        imports_add_on, drivers = read_imports(unread.pop())
+        if imports_add_on:
+            return True
+        unread |= drivers - files
+        files |= drivers
+    return False
 
 
 @pytest.fixture(scope="module")

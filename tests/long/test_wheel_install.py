@@ -44,7 +44,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
     others = [str(path) for path in wheels if path != core]
     subprocess.run([*pip, "install", *constraints, str(core)], check=True)
     made = Fresh(folder, run(folder, "astraflow", "demo", cwd=folder))
-    if named := re.search(r"quickstart: pip (install '[^']+')", made.answer.stderr):
+    if named := re.search(r"pip (install '[^']+')", made.answer.stderr):
         subprocess.run([python, str(ROOT / "tools" / "install_torch.py"), "cpu"], check=True)
         subprocess.run([*pip, *shlex.split(named[1]), *constraints], check=True)
     subprocess.run(
