@@ -19,7 +19,10 @@ ROOMS = (
     *("algorithms", "cli", "dataflow", "losses", "models", "processes", "recipe", "report", "rollout"),
     *("run", "service", "tasks", "trainer", "types", "user_input", "weights", "workflows"),
 )
-NEEDED = ("docs", "examples", "packages", "recipes", "tools", "pyproject.toml", "CHANGELOG.md", "README.md")
+NEEDED = (
+    *("benchmarks", "docs", "examples", "packages", "recipes", "tools"),
+    *("pyproject.toml", "CHANGELOG.md", "README.md"),
+)
 """What tests read besides the package."""
 ABSENT = re.compile(r"astraflow[._](addons|paced|conformance)")
 NAME_ADD_ONS = (
@@ -29,6 +32,7 @@ NAME_ADD_ONS = (
     "cli/test_commands.py::test_a_dry_run_prints_the_recipe_with_its_changes",
     "cli/test_commands.py::test_every_command_explains_itself",
     "cli/test_commands.py::test_help_names_every_command",
+    "cli/test_commands.py::test_weights_that_do_not_fit_are_refused_by_every_command_with_the_same_sentence",
     "cli/test_first_mistakes.py::test_a_first_mistake_is_told_once_with_its_remedy[rollout.engine.device=cuda:77]",
     "cli/test_first_mistakes.py::test_a_first_mistake_is_told_once_with_its_remedy[rollout.engine.device=gpu]",
     "cli/test_first_mistakes.py::test_a_first_mistake_is_told_once_with_its_remedy[rollout.engine=vllm]",
@@ -36,8 +40,14 @@ NAME_ADD_ONS = (
     "cli/test_imports.py::test_the_list_of_recipes_needs_no_library",
     "cli/test_imports.py::test_the_status_of_a_run_needs_neither_its_recipe_nor_what_its_services_import",
     "cli/test_run_source.py::test_a_run_goes_on_by_its_folder",
+    "cli/test_wrong_paths.py::",
     "recipe/test_derived.py::test_a_context_holds_what_tasks_and_completions_need[overrides2-2048]",
     "recipe/test_derived.py::test_the_smallest_recipe_with_one_more_choice_passes_every_check",
+    "recipe/test_derived.py::test_named_slots_that_need_more_than_the_machine_has_are_refused_before_a_start",
+    "recipe/test_derived.py::test_there_are_as_many_slots_as_half_the_memory_holds",
+    "recipe/test_gallery.py::test_a_model_that_another_run_builds_is_waited_for",
+    "report/test_view.py::test_plain_lines_name_a_process_in_trouble_once_and_say_when_it_is_well_again",
+    "report/watch/test_watchdog.py::",
     "run/test_exact.py",
     "run/test_full_recipes.py",
     "run/test_preflight.py::test_devices_of_services_elsewhere_are_not_looked_for_here",
@@ -48,7 +58,7 @@ NAME_ADD_ONS = (
     "user_input/test_installed.py::test_a_package_adds_a_tracker_and_a_check_of_recipes",
     "workflows/test_calls.py",
 )
-"""Tests of the core whose recipes or commands come from add-ons."""
+"""Tests of the core whose recipes, commands, or rules of the watchdog come from add-ons."""
 MOST_LEFT_OUT = 30
 """Files of tests in the core's rooms that import an add-on, or help that does."""
 
