@@ -22,7 +22,6 @@ from typing import Any, cast
 import msgspec
 import xxhash
 
-import astraflow
 from astraflow.errors import DataError
 from astraflow.models.chat_template import check_templates
 from astraflow.models.families import quantization_of
@@ -81,7 +80,8 @@ def _judge(folder: Path, files: tuple[tuple[str, int, int], ...]) -> Judgment:
         return Judgment(str(err))
     if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
         return Judgment()  # nothing on this machine can load a model
-    versions = (astraflow.__version__, importlib.metadata.version("transformers"))
+    # The package above is always imported, but has metadata only if it is installed.
+    versions = (sys.modules["astraflow"].__version__, importlib.metadata.version("transformers"))
     seen = xxhash.xxh3_128_hexdigest(repr((str(folder.absolute()), files, versions)).encode())
     cached = _CACHE.expanduser() / seen
     with contextlib.suppress(OSError, msgspec.MsgspecError):
