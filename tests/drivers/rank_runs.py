@@ -2,7 +2,7 @@
 
 import fcntl
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from astraflow.dataflow.service.batch_slices import slice_indices
@@ -21,7 +22,7 @@ from astraflow.protocols import AdamStep
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import ShardConfig, TrainConfig
 from astraflow.trainer.learner import LossLearner
-from astraflow.trainer.ranks import Ranks
+from astraflow.trainer.ranks import Ranks, is_lost_contact
 from astraflow.trainer.torch.forward import ForwardEntryPoint, TrainerForward
 from astraflow.trainer.torch.parallel.grid import make_grid
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, local_part
@@ -264,3 +265,41 @@ def _train_cut(ranks: Ranks, model_dir: Path, settings: dict[str, Any], samples:
     )
     metrics = {item.name: item.value for item in result.metrics if not item.name.endswith("_s")}
     return CutStep(backend.num_parts, backend.gradients, statistics, metrics)
+
+
+class _SummedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(grad)
+        return grad
+
+
+def judge_errors(ranks: Ranks) -> dict[str, bool]:
+    """Returns whether each error of rank 0, whose peer leaves, counts as lost contact."""
+    weight = distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
+    if ranks.rank:
+        return {}
+    value = torch.ones(2, requires_grad=True)
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    calls: dict[str, Callable[[], object]] = {
+        "gather": lambda: ranks.gather_values(1),
+        "gather of a sharded weight": weight.full_tensor,
+        "sum in a backward pass": lambda: _SummedGradient.apply(value).sum().backward(),
+        "shapes": lambda: torch.ones(2) @ torch.ones(3),
+        "shapes of sharded weights": lambda: weight @ weight,
+        "user's": fail,
+    }
+    judged = {}
+    for name, call in calls.items():
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        assert type(caught.value) is RuntimeError
+        judged[name] = is_lost_contact(caught.value)
+    return judged

@@ -20,6 +20,7 @@ from drivers.rank_runs import (
     CASES,
     assert_same_run,
     gathered_dtypes,
+    judge_errors,
     load_weights,
     make_experts,
     make_learner,
@@ -249,3 +250,17 @@ def test_one_state_gives_the_same_version_and_delta_at_any_number_of_ranks(
             assert max(max(held) for _, held in answers) < 0.5 * len(full)
     assert all(one == found[1] for one in found.values())
     assert len(found[1][1]) < len(found[1][0]), "it is a delta"
+
+
+def test_errors_of_collectives_count_as_lost_contact_and_those_of_computations_do_not(
+    pool: RankPool,
+) -> None:
+    judged, _ = pool.run(2, judge_errors)
+    assert judged == {
+        "gather": True,
+        "gather of a sharded weight": True,
+        "sum in a backward pass": True,
+        "shapes": False,
+        "shapes of sharded weights": False,
+        "user's": False,
+    }

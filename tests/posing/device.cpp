@@ -21,13 +21,17 @@
 #include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 
 namespace {
 
@@ -316,14 +320,41 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&compute>());
 }
 
-// Collectives of torch's process groups, which then use the backend for the CPU.
+// --- collectives ----------------------------------------------------------------------------------
+
+// Waits as NCCL's kernels do: forever if a peer is gone, without an error.
+struct BlockingWork final : c10d::Work {
+  c10::intrusive_ptr<c10d::Work> inner;
+  explicit BlockingWork(c10::intrusive_ptr<c10d::Work> work) : inner(std::move(work)) {}
+  bool wait(std::chrono::milliseconds timeout) override {
+    try {
+      return inner->wait(timeout);
+    } catch (const std::exception&) {
+      for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
+  }
+  bool isCompleted() override { return inner->isCompleted() && inner->isSuccess(); }
+  bool isSuccess() const override { return inner->isSuccess(); }
+  void synchronize() override { wait(kNoTimeout); }
+  std::vector<Tensor> result() override { return inner->result(); }
+};
+
+// Uses the backend for the CPU.
+void exchange(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  compute(op, keys, stack);
+  static const bool blocks = std::getenv("ASTRAFLOW_POSING_BLOCKS") != nullptr;
+  if (blocks && stack->back().isCustomClass())
+    stack->back() = c10::IValue(c10::intrusive_ptr<c10d::Work>(
+        c10::make_intrusive<BlockingWork>(stack->back().toCustomClass<c10d::Work>())));
+}
+
 TORCH_LIBRARY_IMPL(c10d, CUDA, library) {
   for (const char* name :
        {"broadcast_", "allreduce_", "allreduce_coalesced_", "allgather_", "_allgather_base_",
         "allgather_into_tensor_coalesced_", "reduce_scatter_", "_reduce_scatter_base_",
         "reduce_scatter_tensor_coalesced_", "reduce_", "gather_", "scatter_", "alltoall_", "alltoall_base_", "send",
         "recv_", "barrier"})
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&compute>());
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&exchange>());
 }
 
 // --- devices --------------------------------------------------------------------------------------

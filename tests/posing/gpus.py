@@ -6,7 +6,8 @@ and waits are counted. Collectives of `nccl` go over gloo, and refuse two ranks 
 eight GPUs, a process sees those that `CUDA_VISIBLE_DEVICES` lists.
 
 They can't show the results and the speed of CUDA kernels, streams and races (everything is synchronous), the
-memory of kernels, contexts and other processes (only tensors count), or NCCL's own failures.
+memory of kernels, contexts and other processes (only tensors count), or NCCL's own failures. With
+`BLOCKING_VARIABLE`, a collective waits forever once a peer is gone, as NCCL's do; gloo's raise an error.
 
 The library must be loaded before torch, which looks for CUDA once. `site/sitecustomize.py` does this in every
 process that has the variables of `environment`.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "BLOCKING_VARIABLE",
     "CAPABILITY_VARIABLE",
     "CAPACITY_VARIABLE",
     "LIBRARY_VARIABLE",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 LIBRARY_VARIABLE = "ASTRAFLOW_POSING_LIBRARY"
+BLOCKING_VARIABLE = "ASTRAFLOW_POSING_BLOCKS"
 CAPACITY_VARIABLE = "ASTRAFLOW_POSING_BYTES"
 """Memory of each device; 80 GiB if it is not set."""
 TAKEN_VARIABLE = "ASTRAFLOW_POSING_TAKEN_BYTES"

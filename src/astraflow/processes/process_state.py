@@ -7,6 +7,7 @@ A process without signs of life doesn't necessarily hang. On a busy machine, it 
 time and get no processor.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Literal
 import psutil
 
 __all__ = [
+    "LOOK_S",
+    "MAX_STOPPED_LOOKS",
     "STOPPED",
     "CpuUse",
     "ProcessState",
@@ -30,6 +33,10 @@ ProcessState = Literal["running", "stopped", "gone"]
 
 STOPPED = "stopped (SIGSTOP, or a debugger)"
 """The state's name in messages."""
+LOOK_S = 1.0
+"""Time between two looks at a process on which others depend."""
+MAX_STOPPED_LOOKS = 5
+"""Looks in a row after which a stopped process counts as lost. Whoever looks may have been stopped, too."""
 _MAX_SHOWN = 80
 """Largest number of characters of a command line in a message."""
 _STARVED_FRAC = 0.2
@@ -68,20 +75,12 @@ def stopped_children(pid: int) -> dict[int, str]:
 def _descendants(pid: int) -> Iterator[int]:
     pids = [pid]
     while pids:
-        for child in _children(pids.pop()):
-            yield child
-            pids.append(child)
-
-
-def _children(pid: int) -> list[int]:
-    """The children of all threads: the kernel lists each child under the thread that started it."""
-    children: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children += [int(text) for text in thread.read_text(encoding="ascii").split()]
-        except OSError:
-            continue  # the thread has ended meanwhile
-    return children
+        # The kernel lists each child under the thread that started it.
+        for thread in Path(f"/proc/{pids.pop()}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # the thread has ended meanwhile
+                children = [int(text) for text in thread.read_text(encoding="ascii").split()]
+                yield from children
+                pids += children
 
 
 def _command(pid: int) -> str:

@@ -10,13 +10,15 @@ Only rank 0 speaks for the trainer: it attaches, publishes and commits. The othe
 same time, each on its own slice of the batch. Each rank writes a range of a version's bytes during the next
 step.
 
-The ranks live and die together. A rank that loses rank 0 ends at once. If a rank fails, dies or is stopped,
-the collectives of the others fail, at the latest after a timeout. Rank 0 then raises an error that names the
-rank, and kills all ranks. The supervisor restarts rank 0, which continues from the last checkpoint.
+The ranks live and die together. A rank that loses rank 0 ends at once. If a rank fails, dies, or stays
+stopped, rank 0 kills all ranks and raises an error that names the rank. Its own collectives then fail with
+gloo, but with NCCL they never return. Therefore, a separate thread makes them, and is left behind. The
+supervisor restarts rank 0, which continues from the last checkpoint.
 """
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -25,49 +27,45 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
 
 import msgspec
 
+from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError, Error, ServiceError, TrainingError
 from astraflow.processes.fork_server import SERVICE_COMMAND, ChildProcess
-from astraflow.processes.process_state import STOPPED, state_of
+from astraflow.processes.process_state import LOOK_S, MAX_STOPPED_LOOKS, STOPPED, state_of
 from astraflow.processes.rank_process import identity, join_ranks
 from astraflow.processes.visible_gpus import gpu_variables
 from astraflow.protocols import MACHINE_LOST, Learner, SampleRulesProvider, StepResult, Write
+from astraflow.service.client import ServiceClient
 from astraflow.service.memory import MemoryRecord
 from astraflow.service.restarts import end_text
 from astraflow.trainer.config import TrainConfig
-from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
-from astraflow.types import (
-    Batch,
-    Commit,
-    Publication,
-    PublicationReply,
-    Release,
-    SampleRules,
-    Session,
-    SessionRequest,
-    StepFailure,
-)
+from astraflow.types import Batch, SampleRules, Session, SessionRequest
 from astraflow.types.host_tensors import HostTensor
+from astraflow.user_input.own_code import ending_forks
 from astraflow.weights.ranges import RangeJob, VersionWriter, WrittenRange
 
 __all__ = ["Rank", "RankGroup", "RankProgram", "RankedLearner", "RankedLink", "RankedRanges"]
+
+_ResultT = TypeVar("_ResultT")
 
 _START_S = 180.0
 """Minimum time that ranks have to start, even if the timeout is shorter: on a busy machine, imports take a
 minute."""
 _SETTLE_S = 2.0
-"""Time after a failed collective within which the rank that caused the failure is known."""
+"""Time after a failed collective within which the rank that caused the failure is known. Also the time after
+a rank's failure in which rank 0's own work may end, because its own error may say more."""
 _END_S = 3.0
 """Time for a rank to end by itself after rank 0 has closed the socket."""
 
@@ -85,6 +83,8 @@ class Rank:
     """The error that the rank reported; empty if it reported none."""
     is_own_error: bool = False
     """Whether the rank's own work failed. Otherwise, it lost contact to another rank."""
+    num_stopped: int = 0
+    """Number of looks in a row that found it stopped."""
 
     @property
     def place(self) -> str:
@@ -121,7 +121,7 @@ class RankProgram:
 class RankGroup:
     """Ranks 1 to `world - 1` of a trainer. Owns their processes; `close` ends them.
 
-    Example: `with group.together("train"): learner.train_step(batch)`.
+    Example: `group.together(lambda _: learner.train_step(batch), "train")`.
     """
 
     def __init__(self, train: TrainConfig, *, timeout_s: float) -> None:
@@ -138,10 +138,15 @@ class RankGroup:
         """Has an exception as soon as a rank is lost."""
         self._ranks: list[Rank] = []
         self._lock = threading.Lock()
-        self._num_commands = 0
-        self._is_closing = False
+        self._numbers = itertools.count()
+        self._told_s = time.monotonic()
+        """Time of the newest command."""
+        self._closing = threading.Event()
         self._memory = MemoryRecord()
         self._memory.look(0.0)
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        for target in (self._watch, self._do_work):
+            threading.Thread(target=target, name="ranks", daemon=True).start()
 
     @property
     def world(self) -> int:
@@ -163,18 +168,12 @@ class RankGroup:
         numbers = [0, *(rank.number for rank in self._ranks)]
         answers = self.tell("join", token=token, numbers=numbers, group=group)
         mine = identity(run_dir)
-        self._await_start(answers)
-        self._check_identities(self.wait(answers), mine)
-        with self._naming_culprit():
-            return join_ranks(0, **group, listener=self.listener)
+        self._check_identities(self.wait(answers, max(self.timeout_s, _START_S)), mine)
+        return self.guard(partial(join_ranks, 0, **group, listener=self.listener))
 
     def start_others(self, program: RankProgram) -> None:
         """Starts all ranks but 0, which are on this machine here."""
-        self.start_local(program, self.world)
-
-    def start_local(self, program: RankProgram, num_local: int) -> None:
-        """Starts the ranks of this machine."""
-        for number in range(1, num_local):
+        for number in range(1, self.train.local_ranks):
             here, there = socket.socketpair()
             with there:
                 self.add(Rank(number, program.start(number, there, place=number), here))
@@ -192,35 +191,50 @@ class RankGroup:
         with self._lock:
             if self.failure.done():
                 self.failure.result()
-            if self._is_closing:
+            if self._closing.is_set():
                 raise _closed()
-            self._num_commands += 1
-            number = self._num_commands
+            self._told_s = time.monotonic()
+            number = next(self._numbers)
             line = json.dumps({"id": number, "do": command, **arguments}).encode() + b"\n"
-            answers: list[Future[Any]] = []
             for rank in self._ranks:
-                answer: Future[Any] = Future()
-                rank.pending[number] = answer
-                answers.append(answer)
+                rank.pending[number] = Future()
                 with contextlib.suppress(OSError):  # the rank is gone, which its listener thread notices
                     rank.link.sendall(line)
-            return answers
+            return [rank.pending[number] for rank in self._ranks]
 
-    def wait(self, answers: "Iterable[Future[Any]]") -> list[Any]:
-        """The answers of all ranks. Raises: ServiceError that names the rank that fails or is late."""
+    def wait(self, answers: "Iterable[Future[Any]]", timeout_s: float = 0.0) -> list[Any]:
+        """The answers of all ranks, each within `timeout_s`, by default the group's. Raises: ServiceError
+        that names the rank that fails or is late."""
         try:
-            return [answer.result(self.timeout_s) for answer in answers]
+            return [answer.result(timeout_s or self.timeout_s) for answer in answers]
         except FutureTimeoutError as err:
             raise self._fail() from err
 
-    @contextmanager
-    def together(self, command: str, **arguments: Any) -> Generator["list[Future[Any]]", None, None]:
-        """Has the other ranks do what the block does in this one. Yields: their future answers.
+    def together(
+        self, work: "Callable[[list[Future[Any]]], _ResultT]", command: str, **arguments: Any
+    ) -> _ResultT:
+        """Has the other ranks do what `work`, which gets their answers, does here. Raises: as `guard`."""
+        return self.guard(partial(work, self.tell(command, **arguments)))
 
-        Raises: ServiceError that names the culprit if a collective in the block fails.
+    def guard(self, work: Callable[[], _ResultT]) -> _ResultT:
+        """Does work that contains collectives. Returns: what it returns.
+
+        Raises: ServiceError or TrainingError that names the culprit as soon as a rank fails, even if the work
+        waits for that rank forever; the work's own error.
         """
-        with self._naming_culprit():
-            yield self.tell(command, **arguments)
+        own: Future[Any] = Future()
+        self._work.put((own, work))
+        wait_for((own, self.failure), return_when=FIRST_COMPLETED)
+        if wait_for((own,), timeout=_SETTLE_S).not_done:
+            raise self._fail()
+        error = own.exception()
+        if error is not None and is_lost_contact(error):
+            wait_for((self.failure,), timeout=_SETTLE_S)
+            raise self._fail(f"rank 0: {error}") from error
+        result = own.result()
+        if self.failure.done():  # the work may have gone on with only a part of a result
+            self.failure.result()
+        return result
 
     def close(self) -> None:
         """Ends all ranks. Those that don't end by themselves within a few seconds are killed.
@@ -228,7 +242,7 @@ class RankGroup:
         Threads that wait for answers get a ServiceError at once. This process can't end before they do.
         """
         with self._lock:
-            self._is_closing = True
+            self._closing.set()
             self._fail_answers(_closed())
         for rank in self._ranks:
             with contextlib.suppress(OSError):
@@ -246,23 +260,23 @@ class RankGroup:
 
     # --- parts ---
 
-    def _await_start(self, answers: "list[Future[Any]]") -> None:
-        """Waits for ranks that are still starting, even beyond the timeout, unless one is stopped."""
-        deadline_s = time.monotonic() + _START_S
-        while wait_for(answers, timeout=self.timeout_s).not_done and time.monotonic() < deadline_s:
-            if any(rank.is_stopped for rank in self._ranks):
-                raise self._fail()
+    def _do_work(self) -> None:
+        """Does the work of `guard`, always in one thread, which may never return from it."""
+        while True:
+            own, work = self._work.get()
+            try:
+                with ending_forks():  # the loss may be the user's
+                    own.set_result(work())
+            except BaseException as err:  # noqa: BLE001 - raised again by `guard`
+                own.set_exception(err)
 
-    @contextmanager
-    def _naming_culprit(self) -> Generator[None, None, None]:
-        """Replaces a collective's error, which doesn't say what went wrong, by one that names the culprit."""
-        try:
-            yield
-        except RuntimeError as err:
-            if not is_lost_contact(err):
-                raise
-            wait_for([self.failure], timeout=_SETTLE_S)
-            raise self._fail(f"rank 0: {err}") from err
+    def _watch(self) -> None:
+        """Notices ranks that stay stopped, and ranks that ended but left their link open to a fork."""
+        while not (self._closing.wait(LOOK_S) or self.failure.done()):
+            for rank in self._ranks:
+                rank.num_stopped = rank.num_stopped + 1 if rank.is_stopped else 0
+                if rank.num_stopped >= MAX_STOPPED_LOOKS or rank.process.poll() is not None:
+                    self._fail()
 
     def _check_identities(self, others: Sequence[Mapping[str, str]], mine: Mapping[str, str]) -> None:
         """Raises: ConfigError that names the rank if a rank has other code or settings than rank 0."""
@@ -285,7 +299,7 @@ class RankGroup:
         except (ValueError, LookupError, TypeError) as err:
             rank.error = f"it sent an invalid answer: {err!r}"
             self._fail()
-        if not self._is_closing:
+        if not self._closing.is_set():
             try:
                 rank.process.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -313,6 +327,8 @@ class RankGroup:
         with self._lock:
             if self.failure.done():
                 return cast("Error", self.failure.exception())
+            if self._closing.is_set():
+                return _closed()
             error = self._find_culprit(own_error)
             self.failure.set_exception(error)
             for rank in self._ranks:
@@ -338,21 +354,23 @@ class RankGroup:
         if failed:
             return TrainingError(f"rank {failed[0].number} of {self.world}: {failed[0].error}")
         if lost:
-            return ServiceError(
-                f"rank {lost[0].number} of {self.world} {_describe_end(lost[0], self._memory)}"
-            )
+            code = cast("int", lost[0].process.poll())
+            advice = "lower train.token_budget, or use fewer services"
+            is_machine = code == MACHINE_LOST
+            end = "was lost with its machine" if is_machine else end_text(code, self._memory, advice)
+            return ServiceError(f"rank {lost[0].number} of {self.world} ({lost[0].place}) {end}")
         if stopped:
             rank = stopped[0]
             return ServiceError(
-                f"rank {rank.number} of {self.world} ({rank.place}) is {STOPPED}; the others "
-                f"waited {self.timeout_s:g} s for it (supervision.rank_timeout_s)"
+                f"rank {rank.number} of {self.world} ({rank.place}) is {STOPPED}, and the others wait for it"
             )
-        others = [f"rank {r.number}: {r.error}" for r in self._ranks if r.error]
-        errors = [own_error, *others] if own_error else others
+        errors = [own_error, *(f"rank {r.number}: {r.error}" for r in self._ranks if r.error)]
+        texts = "; ".join(filter(None, errors)) or "none"
+        if any(errors) and time.monotonic() - self._told_s < self.timeout_s:  # none can have been late
+            return ServiceError(f"the ranks of the trainer can't go on together: {texts}")
         return ServiceError(
-            "the ranks of the trainer lost each other, and none is stopped or dead. If a pass takes longer "
-            f"than {self.timeout_s:g} s, raise supervision.rank_timeout_s. Their errors: "
-            f"{'; '.join(errors) or 'none'}"
+            "the ranks of the trainer lost each other. If a pass takes longer than "
+            f"{self.timeout_s:g} s, raise supervision.rank_timeout_s. Their errors: {texts}"
         )
 
 
@@ -360,26 +378,18 @@ def _closed() -> Error:
     return ServiceError("the trainer is ending, and its ranks take no more commands")
 
 
-def _describe_end(rank: Rank, memory: MemoryRecord) -> str:
-    code = cast("int", rank.process.poll())
-    if code == MACHINE_LOST:
-        return f"({rank.place}) was lost with its machine"
-    return f"({rank.place}) {end_text(code, memory, 'lower train.token_budget, or use fewer services')}"
+class RankedLink(DataflowClient):
+    """Rank 0's link: takes its slice of a batch, and has the other ranks take theirs."""
 
-
-class RankedLink:
-    """Rank 0's link: takes its slice of a batch, and has the other ranks take theirs. Implements
-    `TrainerLink`."""
-
-    def __init__(self, inner: TrainerLink, group: RankGroup) -> None:
-        self._inner = inner
+    def __init__(self, client: ServiceClient, group: RankGroup) -> None:
+        super().__init__(client)
         self._group = group
         self._failure = asyncio.wrap_future(group.failure)
         """Wrapped once: the group's future keeps every wrapper as long as it lives."""
 
     async def attach(self, policy: str, request: SessionRequest) -> Session:
         """Attaches once, for all ranks."""
-        return await self._inner.attach(policy, msgspec.structs.replace(request, num_ranks=self._group.world))
+        return await super().attach(policy, msgspec.structs.replace(request, num_ranks=self._group.world))
 
     async def batch(
         self, policy: str, step: int, *, epoch: int, rank: int = 0, world: int = 1
@@ -397,24 +407,12 @@ class RankedLink:
             await asyncio.gather(taking, return_exceptions=True)
 
     async def _take(self, policy: str, step: int, epoch: int) -> Batch | None:
-        own = await self._inner.batch(policy, step, epoch=epoch, rank=0, world=self._group.train.data_ranks)
+        own = await super().batch(policy, step, epoch=epoch, rank=0, world=self._group.train.data_ranks)
         if own is None:
             return None
         answers = self._group.tell("take", step=step, epoch=epoch)
         have_theirs = await asyncio.to_thread(self._group.wait, answers)
         return own if all(have_theirs) else None
-
-    async def publish(self, policy: str, publication: Publication) -> PublicationReply:
-        return await self._inner.publish(policy, publication)
-
-    async def commit(self, policy: str, commit: Commit) -> None:
-        await self._inner.commit(policy, commit)
-
-    async def release(self, policy: str, release: Release) -> None:
-        await self._inner.release(policy, release)
-
-    async def step_failed(self, policy: str, failure: StepFailure) -> None:
-        await self._inner.step_failed(policy, failure)
 
 
 class RankedLearner:
@@ -431,32 +429,36 @@ class RankedLearner:
 
     def train_step(self, batch: Batch) -> StepResult:
         """Each rank trains on the slice that it has taken."""
-        with self._group.together("train"):
-            return self._inner.train_step(batch)
+        return self._group.together(lambda _: self._inner.train_step(batch), "train")
 
     def export(self) -> Iterable[HostTensor]:
         """Rank 0's part of a version. Every other rank keeps its own until it is published."""
-        with self._group.together("export"):
-            return self._inner.export()
+        return self._group.together(lambda _: self._inner.export(), "export")
 
     def save(self, folder: Path) -> Write:
         """Copies the state on all ranks. The returned function writes rank 0's part, and waits until the
         others have written theirs."""
-        with self._group.together("save", folder=str(folder)) as answers:
+
+        def save(answers: "list[Future[Any]]") -> Write:
             write_own = self._inner.save(folder)
 
-        def write() -> None:
-            if write_own is not None:
-                write_own()
-            self._group.wait(answers)
+            def write() -> None:
+                if write_own is not None:
+                    write_own()
+                self._group.wait(answers)
 
-        return write
+            return write
+
+        return self._group.together(save, "save", folder=str(folder))
 
     def load(self, folder: Path) -> None:
         """Each rank loads its own part."""
-        with self._group.together("load", folder=str(folder)) as answers:
+
+        def load(answers: "list[Future[Any]]") -> None:
             self._inner.load(folder)
             self._group.wait(answers)
+
+        self._group.together(load, "load", folder=str(folder))
 
 
 class RankedRanges:

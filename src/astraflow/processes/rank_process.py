@@ -4,25 +4,25 @@
     main                 one command after another, in order, so that collectives match those of rank 0
     writer (thread)      writes this rank's part of a checkpoint while main continues
     publisher (thread)   writes this rank's range of a version, on a command of rank 0, while main continues
+    leader (thread)      ends the process when rank 0 is gone, and rank 0 when it stays stopped
 
 A rank that fails reports its error to rank 0, which then ends all ranks. `rank_group` is the other side.
 """
 
 import asyncio
 import contextlib
-import faulthandler
 import json
 import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -30,18 +30,18 @@ from urllib.parse import urlsplit
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import Error, ServiceError
-from astraflow.protocols import Write
+from astraflow.processes.process_state import LOOK_S, MAX_STOPPED_LOOKS, STOPPED, state_of
 from astraflow.recipe.access import own_ca_file, own_token
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import fingerprints
 from astraflow.service.client import ServiceClient
-from astraflow.service.process import STACKS_SIGNAL, settle_memory
+from astraflow.service.process import log_as, settle_memory
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
 from astraflow.types import Batch
 from astraflow.types.host_tensors import HostTensor
 from astraflow.user_input.own_code import ending_forks
-from astraflow.weights.ranges import RangeJob, RangeWriter, WrittenRange
+from astraflow.weights.ranges import RangeJob, RangeWriter
 
 __all__ = ["identity", "join_ranks", "run_rank"]
 
@@ -102,18 +102,12 @@ def join_ranks(
 def run_rank(run_dir: Path, *, policy: str, url: str, rank: int, link: int) -> None:
     """Carries out rank 0's commands until rank 0 is gone. Never returns. `link`: file descriptor of the
     socket to rank 0."""
-    name = f"trainer-{policy} rank {rank}"
-    logging.basicConfig(
-        level=os.environ.get("ASTRAFLOW_LOG", "INFO"),
-        format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_as(f"trainer-{policy} rank {rank}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C for all ranks
-    faulthandler.register(STACKS_SIGNAL, all_threads=True)
     process = _RankProcess(run_dir, policy=policy, url=url, rank=rank, channel=socket.socket(fileno=link))
     try:
         process.run()
-    except Exception as err:  # noqa: BLE001 - whatever it is, rank 0 must know it
+    except (Exception, SystemExit) as err:  # noqa: BLE001 - whatever it is, rank 0 must know it
         process.fail(err)
 
 
@@ -138,6 +132,8 @@ class _RankProcess:
     def run(self) -> None:
         """Joins the other ranks, then carries out rank 0's commands. Raises: what a command raises."""
         threading.Thread(target=self._read, name="commands", daemon=True).start()
+        if self._channel.family == socket.AF_UNIX:  # rank 0 is the parent, on this machine
+            threading.Thread(target=self._watch_leader, name="leader", daemon=True).start()
         joining = self._commands.get()
         self._send(id=joining["id"], value=identity(self._run_dir))
         # Ranks keep their numbers if machines are missing, but torch counts those that are there.
@@ -175,18 +171,18 @@ class _RankProcess:
             while True:
                 command = self._commands.get()
                 if command["do"] == "save":
-                    write = learner.save(Path(command["folder"]))
-                    self._writer.submit(self._write, int(command["id"]), write)
+                    write = learner.save(Path(command["folder"])) or (lambda: None)
+                    self._writer.submit(self._answer, int(command["id"]), write)
                     continue
                 with ending_forks():  # the loss may be the user's
                     value = actions[command["do"]](command)
                 self._send(id=command["id"], value=value)
 
-    def fail(self, err: Exception) -> None:
+    def fail(self, err: Exception | SystemExit) -> None:
         """Reports the error to rank 0, which ends all ranks. If rank 0 doesn't, kills it."""
         _log.error("failed: %s", err, exc_info=None if isinstance(err, Error) else err)
         text = str(err) if isinstance(err, Error) else f"{type(err).__name__}: {err}"
-        self._send(error=text, is_own=not is_lost_contact(err))
+        self._send(error=text, is_own=not (isinstance(err, ServiceError) or is_lost_contact(err)))
         time.sleep(_LEADER_GRACE_S)
         if os.getppid() == self._leader:
             with contextlib.suppress(ProcessLookupError):
@@ -204,27 +200,34 @@ class _RankProcess:
                 for line in lines:
                     command = json.loads(line)
                     if command["do"] in _CONCURRENT:
-                        self._publisher.submit(self._publish, command)
+                        write = partial(self._versions.do, command)
+                        self._publisher.submit(self._answer, int(command["id"]), write)
                     else:
                         self._commands.put(command)
         finally:  # perhaps after a part of a command
             os._exit(0)  # rank 0 is gone, so all further work would be in vain
 
-    def _publish(self, command: dict[str, Any]) -> None:
-        try:
-            written = self._versions.do(command)
-        except Exception as err:  # noqa: BLE001 - whatever it is, rank 0 must know it
-            self.fail(err)
-            return
-        self._send(id=command["id"], value=written)
+    def _watch_leader(self) -> None:
+        """Ends this process when rank 0 is gone, even if a fork of rank 0 still holds the link. Fails if rank
+        0 stays stopped, since collectives may wait for it forever."""
+        num_stopped = 0
+        while num_stopped < MAX_STOPPED_LOOKS:
+            time.sleep(LOOK_S)
+            if os.getppid() != self._leader:
+                os._exit(0)
+            num_stopped = num_stopped + 1 if state_of(self._leader) == "stopped" else 0
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._leader, signal.SIGCONT)  # it can then say itself why it ends
+        self.fail(ServiceError(f"rank 0 (process {self._leader}) was {STOPPED}; the others waited for it"))
 
-    def _write(self, number: int, write: Write | None) -> None:
+    def _answer(self, number: int, work: Callable[[], Any]) -> None:
+        """Does the work of a command, and answers the command with the result."""
         try:
-            if write is not None:
-                write()
+            value = work()
         except Exception as err:  # noqa: BLE001 - whatever it is, rank 0 must know it
             self.fail(err)
-        self._send(id=number, value=None)
+        else:
+            self._send(id=number, value=value)
 
 
 class _Versions:
@@ -246,9 +249,8 @@ class _Versions:
             # Waits if rank 0 is ahead, because its own export ended earlier.
             self._tensors = tuple(self.exported.get())
         job = RangeJob(**command["job"])
-        written: list[WrittenRange]
         if command["do"] == "write_delta":
-            written = self._writer.write_delta(job, self._tensors, int(command["base"]))
+            (written,) = self._writer.write_delta(job, self._tensors, int(command["base"]))
         else:
-            written = self._writer.write_full(job, self._tensors, is_copied=bool(command["is_copied"]))
-        return asdict(written[0])
+            (written,) = self._writer.write_full(job, self._tensors, is_copied=bool(command["is_copied"]))
+        return asdict(written)

@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,13 +75,14 @@ async def run_rollout_service(
         recipe = recipe_of(info, url)
         check_allowed(recipe, allow)
         peer = await _choose_peer(peer, url, recipe)
-        with _cache_folder(cache) as folder:
+        make_folder = partial(tempfile.TemporaryDirectory, prefix="astraflow-")
+        with make_folder() if cache is None else contextlib.nullcontext(cache) as folder:
             await run_rollout(
                 link,
                 stop,
                 recipe.model_copy(update={"rollout": own_rollout(recipe, overrides)}),
                 info,
-                cache_dir=folder,
+                cache_dir=Path(folder),
                 name=name or socket.gethostname(),
                 fingerprints=Fingerprints(recipe=info.fingerprints.recipe, code=code_fingerprint(recipe)),
                 token=token,
@@ -188,15 +190,6 @@ def own_rollout(recipe: Recipe, overrides: tuple[str, ...]) -> RolloutConfig:
             f"{foreign[0]} can't be changed for one service; only rollout.* may differ from the run's recipe"
         )
     return apply_overrides(recipe, overrides, where="astraflow join").rollout
-
-
-@contextlib.contextmanager
-def _cache_folder(cache: Path | None) -> Generator[Path]:
-    if cache is not None:
-        yield cache
-        return
-    with tempfile.TemporaryDirectory(prefix="astraflow-") as folder:
-        yield Path(folder)
 
 
 def _settled_engine_maker(

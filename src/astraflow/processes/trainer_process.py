@@ -1,11 +1,12 @@
 """The main function of a trainer process, which trains one policy. With several ranks, it is rank 0."""
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import AsyncGenerator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,10 @@ from astraflow.weights.ranges import RangeWriter, VersionWriter
 from astraflow.weights.snapshot import model_files
 
 __all__ = ["run_policy_trainer"]
+
+_log = logging.getLogger(__name__)
+_LAST_S = 5.0
+"""Time for this process to end by itself after a rank has failed."""
 
 
 async def run_policy_trainer(
@@ -62,17 +67,15 @@ async def run_policy_trainer(
     dataflow = ServiceClient(url, token=token, ca_file=own_ca_file(recipe))
     publisher = ServiceClient(publisher_url, token=token, ca_file=own_ca_file(recipe))
     try:
-        link = _Link(url, token, DataflowClient(dataflow))
         turns = own_turns(f"trainer-{policy}")
-        async with _make_parts(folder, recipe, policy, link, turns) as parts:
+        parts = _make_parts(folder, recipe, policy, dataflow, turns, url=url, token=token)
+        async with parts as (learner, link, ranges):
             incoming = folder.weights / policy / "incoming"
             trainer = Trainer(
                 plan,
-                learner=parts.learner,
-                link=parts.link,
-                publisher=PublisherClient(
-                    publisher, incoming, delta=recipe.weights.delta, ranges=parts.ranges
-                ),
+                learner=learner,
+                link=link,
+                publisher=PublisherClient(publisher, incoming, delta=recipe.weights.delta, ranges=ranges),
                 checkpoints=checkpoints,
                 turns=turns,
             )
@@ -84,29 +87,12 @@ async def run_policy_trainer(
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """How this process, and the other ranks, reach the dataflow."""
-
-    url: str
-    token: str
-    client: DataflowClient
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """The parts of a trainer that differ between one rank and several."""
-
-    learner: Learner
-    link: TrainerLink
-    ranges: VersionWriter
-
-
 @asynccontextmanager
 async def _make_parts(
-    folder: RunFolder, recipe: Recipe, policy: str, link: _Link, turns: Turns
-) -> AsyncGenerator[_Parts, None]:
-    """Starts the other ranks, if any, and yields the parts of a policy's trainer. Ends the ranks at exit."""
+    folder: RunFolder, recipe: Recipe, policy: str, dataflow: ServiceClient, turns: Turns, **link: str
+) -> AsyncGenerator[tuple[Learner, TrainerLink, VersionWriter], None]:
+    """Starts the other ranks, if any, and yields the parts of a policy's trainer that differ between one rank
+    and several. Ends the ranks at exit. `link`: the URL of the dataflow and the token, for the ranks."""
     config = recipe.policies[policy]
     make = partial(
         make_learner,
@@ -121,7 +107,7 @@ async def _make_parts(
         async with turns.to_load():
             learner = await asyncio.to_thread(make, config.train)
             turns.share_learner(learner)
-        yield _Parts(learner, link.client, RangeWriter(delta=recipe.weights.delta))
+        yield learner, DataflowClient(dataflow), RangeWriter(delta=recipe.weights.delta)
         return
     from astraflow.processes.rank_group import RankedLearner, RankedLink, RankedRanges, RankGroup
 
@@ -129,20 +115,21 @@ async def _make_parts(
     if config.train.nodes > 1:
         make_group = added.NodeGroup
     group = make_group(config.train, timeout_s=recipe.supervision.rank_timeout_s)
+    group.failure.add_done_callback(partial(_end_soon, asyncio.get_running_loop()))
     try:
         # Imports and loading block for a minute. In threads, they overlap with those of the other ranks, and
         # this process's event loop keeps showing signs of life.
         settings = torch_settings(config.train.backend)
         device = "cpu" if settings is None else settings.device
-        ranks = await asyncio.to_thread(
-            group.start, folder.path, policy=policy, url=link.url, token=link.token, device=device
-        )
-        learner = await asyncio.to_thread(make, group.train, ranks=ranks)
+        ranks = await asyncio.to_thread(group.start, folder.path, policy=policy, device=device, **link)
+        learner = await asyncio.to_thread(group.guard, partial(make, group.train, ranks=ranks))
         own_range = RangeWriter(delta=recipe.weights.delta, world=group.world)
-        yield _Parts(
-            RankedLearner(learner, group),
-            RankedLink(link.client, group),
-            RankedRanges(own_range, group),
-        )
+        yield RankedLearner(learner, group), RankedLink(dataflow, group), RankedRanges(own_range, group)
     finally:
         await asyncio.to_thread(group.close)
+
+
+def _end_soon(loop: asyncio.AbstractEventLoop, failure: "Future[None]") -> None:
+    """Ends this process within `_LAST_S` of a rank's failure, even if a thread waits for NCCL forever."""
+    _log.error("%s", failure.exception())  # at once, since NCCL's watchdog may abort this process
+    loop.call_soon_threadsafe(loop.call_later, _LAST_S, os._exit, 1)

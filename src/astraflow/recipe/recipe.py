@@ -158,8 +158,8 @@ class SupervisionConfig(Config):
     restarted. Its log then contains the stacks of its threads. A silent process is reported after 8 s. A
     process that only waits for a processor is not restarted. 0 turns restarts off."""
     rank_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds that a rank of a trainer waits for the others, within a step or at the start. If one rank dies
-    or stops for that long, all ranks end and start again from the last checkpoint."""
+    """Seconds that a rank of a trainer waits for one that runs, within a step or at the start. Then all ranks
+    end and start again from the last checkpoint, as they do within 15 s if a rank fails or is stopped."""
     node_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds that a trainer waits for the machines of its other ranks (`train.nodes`). Then it starts again,
     at most five times. With a checkpoint, it waits at most 120 s and goes on without the missing machines, if

@@ -32,6 +32,7 @@ __all__ = [
     "PARENT_FD_VARIABLE",
     "STACKS_SIGNAL",
     "launcher_pipe",
+    "log_as",
     "run_service",
     "settle_memory",
 ]
@@ -68,11 +69,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
     Returns the process's exit code: 0, the value that `main` returned, or 1 after one of our errors, which is
     logged.
     """
-    logging.basicConfig(
-        level=os.environ.get("ASTRAFLOW_LOG", "INFO"),
-        format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_as(name)
     # Otherwise, the HTTP clients of agents that run in this process would log a line per request.
     for client in ("httpx", "httpx2"):
         logging.getLogger(client).setLevel(logging.WARNING)
@@ -80,7 +77,6 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
     # Check first: the event loop opens its own pipes, which may get the number of a closed descriptor.
     parent_fd = _checked_pipe(PARENT_FD_VARIABLE)
     life_fd = _checked_pipe(LIFE_FD_VARIABLE)
-    faulthandler.register(STACKS_SIGNAL, all_threads=True)
     loop_factory = asyncio.new_event_loop
     if sys.platform != "win32":
         import uvloop
@@ -94,6 +90,16 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
             # The runner waits for threads that are still at work, which may take forever.
             runner.get_loop().call_later(_LAST_MOMENT_S, os._exit, 1)
             return 1
+
+
+def log_as(name: str) -> None:
+    """Logs to stderr under a name, and on `STACKS_SIGNAL`, writes the stacks of all threads there."""
+    logging.basicConfig(
+        level=os.environ.get("ASTRAFLOW_LOG", "INFO"),
+        format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
 
 
 def launcher_pipe(variable: str) -> int | None:

@@ -9,6 +9,7 @@ fails after the timeout of the process group.
 
 import json
 from collections.abc import Sequence
+from traceback import walk_tb
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -51,9 +52,18 @@ class SlicesBatches(Protocol):
 
 
 def is_lost_contact(err: BaseException) -> bool:
-    """Whether torch raised an error because another rank is gone or too late. Gloo raises exactly
-    RuntimeError, not a subclass; NCCL raises a DistError."""
-    return type(err) is RuntimeError or isinstance(err, dist.DistError)
+    """Whether torch raised an error because another rank is gone or too late.
+
+    NCCL raises a DistError. Gloo raises exactly RuntimeError, not a subclass, but so do cuBLAS and others:
+    this error counts only if `torch.distributed` made the call that failed.
+    """
+    if type(err) is not RuntimeError:
+        return isinstance(err, dist.DistError)
+    names = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(err.__traceback__)]
+    # A DTensor calls its collectives as operators. It computes in one module, and communicates in others.
+    operators = ("torch._ops", "torch._library")
+    caller = next((name for name in reversed(names) if not name.startswith(operators)), "")
+    return caller.startswith("torch.distributed.") and caller != "torch.distributed.tensor._dispatch"
 
 
 class ProcessRanks(Ranks):

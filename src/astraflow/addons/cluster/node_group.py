@@ -190,7 +190,7 @@ class NodeGroup(RankGroup):
 
     def close(self) -> None:
         """Ends all ranks. Agents kill those that don't end by themselves, as soon as the link is closed."""
-        self._is_closing = True
+        self._closing.set()
         self._invitation.close()
         for node in (*self._nodes.values(), *self._late.values()):
             node.close()
@@ -222,7 +222,7 @@ class NodeGroup(RankGroup):
         self.listener = listen_at(host)
         url_host = f"[{host}]" if ":" in host else host
         self.meeting = f"tcp://{url_host}:{self.listener.getsockname()[1]}"
-        self.start_local(program, self._num_local)
+        super().start_others(program)
         door = Door(host)
         self._invitation.callback(door.close)
         invitation = invitation_path(program.run_dir, program.policy)
@@ -288,7 +288,7 @@ class NodeGroup(RankGroup):
 
     def _await_late(self, door: Door) -> None:
         """Admits machines that were missing, until this group is closed."""
-        while not self._is_closing:
+        while not self._closing.is_set():
             with contextlib.suppress(Empty):
                 self._take_late(*door.admitted.get(timeout=_LOOK_S))
 
