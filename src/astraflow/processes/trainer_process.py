@@ -66,12 +66,13 @@ async def run_policy_trainer(
         turns = own_turns(f"trainer-{policy}")
         async with _make_parts(folder, recipe, policy, link, turns) as parts:
             incoming = folder.weights / policy / "incoming"
+            own = recipe.weights
             trainer = Trainer(
                 plan,
                 learner=parts.learner,
                 link=parts.link,
                 publisher=PublisherClient(
-                    publisher, incoming, delta=recipe.weights.delta, ranges=parts.ranges
+                    publisher, incoming, delta=own.delta, ranges=parts.ranges, chunk_bytes=own.chunk_bytes
                 ),
                 checkpoints=checkpoints,
                 turns=turns,

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from astraflow import added, wire
 from astraflow.errors import ConfigError, UnavailableError, WeightsError, WireError
 from astraflow.types import Chunk, Manifest, SourceLink
-from astraflow.weights.stores.chunk_store import ChunkStore, Fsync, sync_folder, write_durably
+from astraflow.weights.stores.chunk_store import ChunkStore, Fsync, sync_path, write_durably
 
 __all__ = ["FileStore", "FolderStore", "Mirror", "ObjectReader", "make_store"]
 
@@ -53,7 +53,7 @@ class FolderStore:
         data = content if isinstance(content, bytes) else content.read_bytes()
         write_durably(path, memoryview(data), self._fsync)
         for folder in path.parents:  # the name of a new folder is durable once the one above it is synced
-            sync_folder(folder, self._fsync)
+            sync_path(folder, self._fsync)
             if folder == self._folder:
                 break
 
