@@ -92,7 +92,7 @@ class RangeJob:
     """An existing file. It receives all bytes of a full version, each at its offset. For a delta, it receives
     only rank 0's blocks, after the header; each other rank writes its own file (`part_path`)."""
     chunk_bytes: int = 0
-    """If positive, `path` is a folder for a full version, whose chunks are its files `0`, `1`, ...."""
+    """If positive, `path` is a folder for a full version, and its files `0`, `1`, ... are the chunks."""
 
 
 @dataclass(frozen=True, slots=True)
