@@ -2,20 +2,18 @@
 device."""
 
 import asyncio
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
@@ -24,14 +22,11 @@ from astraflow.protocols import Learner
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.service.client import ServiceClient
-from astraflow.service.process import run_service
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
-from astraflow.types import GenerateRequest, Sampling, SourceLink
-from astraflow.weights.config import WeightsConfig
-from astraflow.weights.publisher import run_publisher
+from astraflow.types import GenerateRequest, Sampling
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
 from batches import make_batch, make_samples
@@ -51,6 +46,7 @@ from gpu_parts import (
 from gpu_ranks import ranks
 from gpu_vllm import vllm
 from harness import OwnMemory
+from version_path import publisher
 
 __all__ = ["PHASES"]
 
@@ -223,14 +219,14 @@ def publish(size: str, *, is_tiny: bool) -> dict[str, float]:
 
 async def _publish(size: str, device: str) -> dict[str, float]:
     model = random_model(size, device, torch.bfloat16)
-    with version_folder(size) as folder, _publisher(folder) as url:
+    with version_folder(size) as folder, publisher(folder) as url:
         service = ServiceClient(url)
         client = PublisherClient(service, folder / "incoming", delta=True)
         receiver = Receiver(folder / "cache")
         began_s = time.perf_counter()
         blocked_s, version = exported(model, device)
         manifest = await client.publish("actor", 0, version, {"config.json": folder / "config.json"})
-        snapshot = await receiver.fetch(_from(manifest, url))
+        snapshot = await receiver.fetch(manifest)
         full_s = time.perf_counter() - began_s
         made = TorchEngine(_engine_config(device, 8, 64), snapshot)
         with torch.no_grad():
@@ -240,7 +236,7 @@ async def _publish(size: str, device: str) -> dict[str, float]:
         began_s = time.perf_counter()
         blocked_s, version = exported(model, device)
         manifest = await client.publish("actor", 1, version, {})
-        await made.load(await receiver.fetch(_from(manifest, url)), slot="live")
+        await made.load(await receiver.fetch(manifest), slot="live")
         delta_s = time.perf_counter() - began_s
         await made.close()
         await receiver.close()
@@ -295,23 +291,6 @@ def _engine_config(device: str, num_slots: int, max_context: int) -> TorchEngine
     return TorchEngineConfig(device=device, dtype="bfloat16", num_slots=num_slots, max_context=max_context)
 
 
-@contextlib.contextmanager
-def _publisher(folder: Path) -> Iterator[str]:
-    """Runs a publisher in its own process, as in a run."""
-    argv = [sys.executable, __file__, str(folder)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-def _from(manifest: Any, url: str) -> Any:
-    return msgspec.structs.replace(manifest, sources=(SourceLink(kind="http", url=url),))
-
-
 _RECOMPUTE = {"activations": "recompute"}
 _LEAN = {**_RECOMPUTE, "optimizer_state": "bfloat16"}
 PHASES: dict[str, Callable[..., dict[str, float]]] = {
@@ -332,12 +311,3 @@ PHASES: dict[str, Callable[..., dict[str, float]]] = {
     "megatron-1.7b-8k": partial(megatron, "1.7b", 8_192),
 }
 """The phases, most important first: the time may be over before the last ones."""
-
-
-async def _serve(stop: asyncio.Event, folder: Path) -> None:
-    config = WeightsConfig(delta=True, keep=1, full_every=1000)
-    await run_publisher(folder, config, stop, on_ready=lambda url: print(url, flush=True))
-
-
-if __name__ == "__main__":
-    sys.exit(run_service(partial(_serve, folder=Path(sys.argv[1])), name="publisher"))

@@ -1,50 +1,29 @@
-"""Measures how small and how fast a new version of the weights is, compared with memcpy and a naive coder.
+"""Measures how small and how fast a delta of the weights is, compared with memcpy and a naive coder.
 
 The weights are about 500 MB of bfloat16, of which a share has changed by one step at random places. All cases
-are lossless and verified. The publisher is a separate process; sender and receiver share this one.
-"Received" means verified and in the receiver's host memory. The link of 1 Gbit/s is a proxy in its own
-process.
+are lossless and verified.
 
     python benchmarks/weights.py [--megabytes 500] [--repeats 5]
 """
 
 import argparse
-import asyncio
-import contextlib
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.service.client import ServiceClient
-from astraflow.service.process import run_service
-from astraflow.types import SourceLink
 from astraflow.types.host_tensors import HostTensor
-from astraflow.weights.config import WeightsConfig
 from astraflow.weights.delta.delta import apply_delta, parse_delta
 from astraflow.weights.delta.encoder import encode_delta
 from astraflow.weights.delta.kernels import choose_kernel
 from astraflow.weights.manifest import digest_of, lay_out
-from astraflow.weights.publisher import run_publisher
-from astraflow.weights.publisher_client import PublisherClient
-from astraflow.weights.receiver import Receiver
 from harness import Runs, interleaved, report, show_table
-from shaped_link import Link, ShapedLink
 
 DENSITIES = (0.001, 0.01, 0.03)
 TENSOR_ELEMENTS = 8 * 1024 * 1024
 Words = NDArray[np.uint16]
-
-_NUM_WARM = 4
-"""Number of versions until each of the two alternating files has been written and mapped on both sides."""
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -175,139 +154,11 @@ def measure_codec(old: Words, rng: np.random.Generator, repeats: int) -> dict[st
     return figures
 
 
-# --- stream ---------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def child(*args: str) -> Iterator[str]:
-    """Runs this script in another role, and yields the URL that it prints. The process ends with the
-    context."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, *args],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"ASTRAFLOW_LOG": "WARNING"},
-    )
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
-@dataclass
-class Timing:
-    """Seconds of one version."""
-
-    publish_s: float
-    fetch_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.publish_s + self.fetch_s
-
-
-async def stream(words: Words, num_versions: int, folder: Path, *, delta: bool, link: str) -> list[Timing]:
-    """Publishes and fetches version after version. The first `_NUM_WARM` are not counted."""
-    timings: list[Timing] = []
-    rng = np.random.default_rng(1)
-    with contextlib.ExitStack() as stack:
-        url = stack.enter_context(child("--serve", str(folder), "--delta" if delta else "--full"))
-        source = stack.enter_context(child("--shape", url)) if link != "loopback" else url
-        service = ServiceClient(url)
-        client = PublisherClient(service, folder / "incoming", delta=delta)
-        receiver = Receiver(folder / "cache")
-        for number in range(num_versions):
-            start = time.perf_counter()
-            manifest = await client.publish("actor", number, tensors_from(words), {})
-            published = time.perf_counter()
-            assert manifest.kind == ("delta" if delta and number else "full")
-            links = (SourceLink(kind="http", url=source),)
-            snapshot = await receiver.fetch(msgspec.structs.replace(manifest, sources=links))
-            timings.append(Timing(published - start, time.perf_counter() - published))
-            assert is_same(snapshot.tensors, words)
-            del snapshot
-            words, _ = stepped(words, 0.01, rng)
-            await client.forget("actor", [number])
-        await receiver.close()
-        await service.close()
-    return timings[_NUM_WARM:]
-
-
-def is_same(tensors: tuple[HostTensor, ...], words: Words) -> bool:
-    return all(np.array_equal(a.data, b.data) for a, b in zip(tensors, tensors_from(words), strict=True))
-
-
-async def measure_stream(old: Words, repeats: int) -> dict[str, object]:
-    times: dict[str, dict[str, Runs]] = {}
-    rows: list[list[object]] = []
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    for link in ("loopback", "1 Gbit/s"):
-        for kind in ("full", "delta"):
-            with tempfile.TemporaryDirectory(dir=shared, prefix="weights-") as folder:
-                num_versions = _NUM_WARM + (repeats if link == "loopback" else 3)
-                timings = await stream(old, num_versions, Path(folder), delta=kind == "delta", link=link)
-            name = f"{kind}, {link}"
-            times[name] = {
-                part: Runs(tuple(getattr(timing, f"{part}_s") for timing in timings))
-                for part in ("publish", "fetch", "total")
-            }
-            rows.append([name, *(scaled(runs, 1e3) for runs in times[name].values())])
-    header = ["stream, 1 % changed", "publish ms", "fetch+verify ms", "in all ms"]
-    show_table(f"from the trainer's memory to the receiver's, {old.nbytes / 1e6:.0f} MB", header, rows)
-    delta = times["delta, loopback"]
-    full = times["full, loopback"]
-    slow = {kind: times[f"{kind}, 1 Gbit/s"]["total"].median for kind in ("full", "delta")}
-    return {
-        "delta_ms": scaled(delta["total"], 1e3),
-        "delta_publish_ms": scaled(delta["publish"], 1e3),
-        "delta_vs_full": full["total"].median / delta["total"].median,
-        "delta_vs_full_1gbit": slow["full"] / slow["delta"],
-        "full_gb_s": Runs(tuple(old.nbytes / seconds / 1e9 for seconds in full["fetch"].values)),
-    }
-
-
-# --- other roles of this script -------------------------------------------------------------------
-
-
-async def serve(stop: asyncio.Event, folder: Path, delta: bool) -> None:
-    config = WeightsConfig(delta=delta, keep=1, full_every=1000 if delta else 1)
-    await run_publisher(folder, config, stop, on_ready=lambda url: print(url, flush=True))
-
-
-async def shape(stop: asyncio.Event, url: str) -> None:
-    link = ShapedLink(Link(delay_s=0.0, bits_per_s=1e9))
-    print(await link.to(url), flush=True)
-    await stop.wait()
-    await link.close()
-
-
-async def measure(stop: asyncio.Event, megabytes: int, repeats: int) -> None:
-    rng = np.random.default_rng(0)
-    old = make_words(megabytes, rng)
-    figures = measure_codec(old, rng, repeats)
-    figures |= await measure_stream(old, repeats)
-    at_least = {"delta_vs_full": 2.5, "delta_vs_full_1gbit": 20, "full_gb_s": 1.5, "encode_vs_naive": 2}
-    report(figures, at_least=at_least, at_most={"delta_ms": 200, "apply_ms": 60})
-
-
-def main() -> int:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--shape", help=argparse.SUPPRESS)
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--delta", action="store_true", help=argparse.SUPPRESS)
-    kind.add_argument("--full", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.serve:
-        return run_service(lambda stop: serve(stop, args.serve, args.delta), name="publisher")
-    if args.shape:
-        return run_service(lambda stop: shape(stop, args.shape), name="shaper")
-    return run_service(lambda stop: measure(stop, args.megabytes, args.repeats), name="benchmark")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    random = np.random.default_rng(0)
+    found = measure_codec(make_words(args.megabytes, random), random, args.repeats)
+    report(found, at_least={"encode_vs_naive": 2}, at_most={"apply_ms": 60})

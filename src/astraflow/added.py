@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from astraflow.addons.one_process.half_run_command import run_only
     from astraflow.addons.one_process.trial import try_episode
     from astraflow.addons.pool.pool import SizedPool
+    from astraflow.addons.s3_store.object_store import ObjectStore
     from astraflow.addons.tiny_models.spec_files import build_model
     from astraflow.addons.view.prometheus import prometheus_text
     from astraflow.report.view import RunPage, ShownRun
@@ -39,6 +40,7 @@ __all__ = [
     "InvariantForward",
     "InvariantLogprobs",
     "NodeGroup",
+    "ObjectStore",
     "SharedTurns",
     "SizedPool",
     "audits",
@@ -64,6 +66,7 @@ _PLACES = {
     "InvariantForward": ("exact.engine_pass:InvariantForward", "exact: true"),
     "InvariantLogprobs": ("exact.trainer_pass:InvariantLogprobs", "exact: true"),
     "NodeGroup": ("cluster.node_group:NodeGroup", "train.nodes"),
+    "ObjectStore": ("s3_store.object_store:ObjectStore", "a store in S3"),
     "SharedTurns": ("lending.turns:SharedTurns", "cluster.lend"),
     "SizedPool": ("pool.pool:SizedPool", "cluster.max_services"),
     "audit_kept_caches": ("inference_servers.kept_caches:audit_kept_caches", "audit"),

@@ -105,6 +105,8 @@ class Chaos:
     seed: int
     num_transfers: int
     num_receivers: int = 2
+    chunk_bytes: int = CHUNK_BYTES
+    """Chunks of whole segments are handed over as files, and all versions are then full."""
     installed: int = 0
     """Versions that a receiver reported as installed, all of them bit-equal."""
     killed: int = 0
@@ -114,15 +116,17 @@ class Chaos:
         """Publishes version after version; each receiver is told of each, and either process may be killed at
         a random moment of it. A killed receiver starts from nothing."""
         rng = random.Random(self.seed)
-        publisher = Child(["publisher", str(self.folder / "weights")])
+        publisher = Child(["publisher", str(self.folder / "weights"), str(self.chunk_bytes)])
         receivers = [Child(["receiver", str(self.folder / f"cache-{i}")]) for i in range(self.num_receivers)]
         children = [publisher, *receivers]
         service: ServiceClient | None = None
         try:
             await asyncio.gather(*(child.start() for child in children))
             service = ServiceClient(publisher.ready, patience_s=60.0)
-            client = PublisherClient(service, self.folder / "weights" / "incoming", delta=True)
-            weights = first_weights(self.seed)
+            incoming = self.folder / "weights" / "incoming"
+            is_small = self.chunk_bytes < manifest.SEGMENT_BYTES
+            client = PublisherClient(service, incoming, delta=is_small, chunk_bytes=self.chunk_bytes)
+            weights = first_weights(self.seed, 600_000 if is_small else 2_000_000)
             for version in range(self.num_transfers):
                 await self._transfer(version, weights, children, (rng, client))
                 weights = stepped(weights, self.seed * 100_000 + version)
@@ -281,7 +285,7 @@ def say(text: str) -> None:
 
 async def publish(stop: asyncio.Event, folder: Path) -> None:
     """A publisher of deltas."""
-    config = WeightsConfig(chunk_bytes=CHUNK_BYTES, delta=True, keep=2, full_every=6)
+    config = WeightsConfig(chunk_bytes=int(sys.argv[3]), delta=True, keep=2, full_every=6)
     await run_publisher(folder, config, stop, on_ready=say)
 
 

@@ -34,8 +34,9 @@ _SMALL_BUT_LONG = {
     ),
     "weights": (
         ("--megabytes", "8", "--repeats", "1"),
-        ("delta_ms", "apply_ms", "encode_vs_naive", "compression_1pct", "delta_vs_full"),
+        ("apply_ms", "encode_vs_naive", "compression_1pct"),
     ),
+    "version_path": (("--gigabytes", "0.07"), ("delta_all_gb_s", "before_write_folder_gb_s", "times_faster")),
 }
 
 

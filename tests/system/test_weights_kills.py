@@ -11,16 +11,18 @@ from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.service.server import HttpServer
 from astraflow.types import SourceLink
 from astraflow.weights.config import WeightsConfig
+from astraflow.weights.manifest import SEGMENT_BYTES
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
-from drivers.transfer_driver import BadLink, Chaos, digest_of, first_weights, stepped
+from drivers.transfer_driver import CHUNK_BYTES, BadLink, Chaos, digest_of, first_weights, stepped
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("timed"), pytest.mark.timeout(600)]
 
 
-async def test_transfers_under_kill_9_install_what_was_published(tmp_path: Path) -> None:
-    chaos = Chaos(tmp_path, seed=7, num_transfers=8)
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES, SEGMENT_BYTES])
+async def test_transfers_under_kill_9_install_what_was_published(tmp_path: Path, chunk_bytes: int) -> None:
+    chaos = Chaos(tmp_path, seed=7, num_transfers=8, chunk_bytes=chunk_bytes)
     await chaos.run()
     assert chaos.problems == []
     assert chaos.installed == 16

@@ -71,11 +71,14 @@ async def run_policy_trainer(
         parts = _make_parts(folder, recipe, policy, dataflow, turns, url=url, token=token)
         async with parts as (learner, link, ranges):
             incoming = folder.weights / policy / "incoming"
+            own = recipe.weights
             trainer = Trainer(
                 plan,
                 learner=learner,
                 link=link,
-                publisher=PublisherClient(publisher, incoming, delta=recipe.weights.delta, ranges=ranges),
+                publisher=PublisherClient(
+                    publisher, incoming, delta=own.delta, ranges=ranges, chunk_bytes=own.chunk_bytes
+                ),
                 checkpoints=checkpoints,
                 turns=turns,
             )

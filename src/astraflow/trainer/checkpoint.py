@@ -12,7 +12,6 @@ person to look at, and an older one is used. One trainer writes at a time.
 
 import itertools
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from astraflow import wire
 from astraflow.errors import DataError, WireError
 from astraflow.types import Item
 from astraflow.weights.snapshot import declare_dtype
+from astraflow.weights.stores.chunk_store import sync_path
 
 __all__ = [
     "RECORD_FILE",
@@ -80,15 +80,6 @@ def newest_step(folder: Path) -> int:
     """Number of steps in the newest checkpoint of a folder, whether it is intact or not; 0 without one."""
     names = [path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")]
     return max((int(name) for name in names if name.isdigit()), default=0)
-
-
-def sync_path(path: Path) -> None:
-    """Makes the bytes of a file, or the names in a folder, survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class CheckpointStore:

@@ -127,7 +127,9 @@ class HandOver(Item, frozen=True, kw_only=True):
     version: Version
     path: RelPath = ""
     """A file with the full version, relative to `incoming`: the tensors at their offsets, then the files of
-    the model folder one after the other. Empty if there is only a delta."""
+    the model folder one after the other. Or a folder with a file for each chunk, named `0`, `1`, ..., and
+    `files` for the rest. The publisher keeps these instead of copying them, so they must not change. Empty if
+    there is only a delta."""
     delta: DeltaFile | None = None
     """A delta alone is refused with code `full_needed` if the publisher needs the full version."""
     tensors: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]

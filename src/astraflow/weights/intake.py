@@ -1,18 +1,15 @@
 """Takes over a version from a trainer: files in `incoming/` become chunks and a manifest.
 
 Several threads map, cut, hash and store a full version, whose digest must be the one that the trainer named.
-A delta is parsed, which checks every block, and must name the digests of its base and of the version. That it
-really leads from one to the other is left to the receivers, which verify the result when they apply it: the
-publisher would need both versions in memory. If a version is refused or a crash interrupts the work, the
-store keeps nothing of it.
+Chunks that come as files get a second name, so they are written once. A delta is parsed, which checks every
+block, and must name the digests of its base and of the version. That it really leads from one to the other is
+left to the receivers, which verify the result when they apply it: the publisher would need both versions in
+memory. If a version is refused or a crash interrupts the work, the store keeps nothing of it.
 """
 
-import contextlib
 import logging
-import mmap
 import os
 import time
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -26,12 +23,16 @@ from astraflow.weights.config import WeightsConfig
 from astraflow.weights.delta.delta import parse_delta
 from astraflow.weights.delta.layout import ENCODING
 from astraflow.weights.manifest import (
+    FILES,
+    SEGMENT_BYTES,
     VersionDigest,
     check_file_name,
     check_manifest,
     check_tensors,
     cut,
     delta_of,
+    digest_of,
+    digest_of_hashes,
     span_bytes,
 )
 from astraflow.weights.stores.chunk_store import ChunkStore
@@ -117,22 +118,24 @@ def _store_version(
             code="full_needed",
         )
     else:
-        with _open_full(store.incoming, hand_over) as fd:
-            files = _store_files(store, hand_over, fd, counted)
-            chunks = _store_chunks(store, hand_over, fd, config.chunk_bytes, counted)
+        full = _full_path(store.incoming, hand_over, config.chunk_bytes)
+        files = _store_files(store, hand_over, full, counted)
+        chunks = _store_chunks(store, hand_over, full, config.chunk_bytes, counted)
         manifest = msgspec.structs.replace(manifest, chunks=chunks)
     num_bytes = sum(c.num_bytes for c in (*manifest.chunks, *(f.chunk for f in files)))
     return msgspec.structs.replace(manifest, files=files, num_bytes=num_bytes)
 
 
 def _store_files(
-    store: ChunkStore, hand_over: HandOver, fd: int, counted: list[Chunk]
+    store: ChunkStore, hand_over: HandOver, full: Path, counted: list[Chunk]
 ) -> tuple[FileInfo, ...]:
-    """Stores the model files, whose bytes follow those of the tensors. If there are none, those of the
-    policy's newest version are reused."""
-    end = span_bytes(hand_over.tensors)
+    """Stores the model files, whose bytes follow those of the tensors if all are in one file. If there are
+    none, those of the policy's newest version are reused."""
+    is_folder = full.is_dir()
+    end = 0 if is_folder else span_bytes(hand_over.tensors)
     for info in hand_over.files:
-        counted.append(store.put(os.pread(fd, info.chunk.num_bytes, end)))
+        data = _map(full / FILES if is_folder else full, end, info.chunk.num_bytes)
+        counted.append(store.put(data.data))
         end += info.chunk.num_bytes
         if counted[-1] != info.chunk:
             raise WireError(f"{_name(hand_over)}: file {info.name!r} does not hash to {info.chunk.hash}")
@@ -156,19 +159,20 @@ def _store_delta(
     base = store.manifest(hand_over.policy, given.base)
     if base is None or base.tensors != hand_over.tensors or base.version >= hand_over.version:
         return None
-    with _map_file(store.incoming, hand_over, given.path) as data:
-        if data.nbytes >= span_bytes(hand_over.tensors):
-            return None
-        delta = parse_delta(data.data, hand_over.tensors)
-        if (delta.base_digest, delta.digest) != (base.digest, hand_over.digest):
-            raise WireError(
-                f"{_name(hand_over)}: the delta in {given.path} leads from {delta.base_digest} to "
-                f"{delta.digest}, expected {base.digest} and {hand_over.digest}; hand it over again"
-            )
-        chunks: list[Chunk] = []
-        for start, end in cut(data.nbytes, config.chunk_bytes):
-            chunks.append(store.put(data[start:end].data))
-            counted.append(chunks[-1])
+    path = _path_inside(store.incoming, hand_over, given.path)
+    data = _map(path, 0, path.stat().st_size)
+    if data.nbytes >= span_bytes(hand_over.tensors):
+        return None
+    delta = parse_delta(data.data, hand_over.tensors)
+    if (delta.base_digest, delta.digest) != (base.digest, hand_over.digest):
+        raise WireError(
+            f"{_name(hand_over)}: the delta in {given.path} leads from {delta.base_digest} to "
+            f"{delta.digest}, expected {base.digest} and {hand_over.digest}; hand it over again"
+        )
+    chunks: list[Chunk] = []
+    for start, end in cut(data.nbytes, config.chunk_bytes):
+        chunks.append(store.put(data[start:end].data))
+        counted.append(chunks[-1])
     return Shortcut(base=base.version, encoding=ENCODING, chunks=tuple(chunks))
 
 
@@ -190,59 +194,67 @@ def _is_full_due(store: ChunkStore, config: WeightsConfig, delta: Manifest) -> b
 
 
 def _store_chunks(
-    store: ChunkStore, hand_over: HandOver, fd: int, chunk_bytes: int, counted: list[Chunk]
+    store: ChunkStore, hand_over: HandOver, full: Path, chunk_bytes: int, counted: list[Chunk]
 ) -> tuple[Chunk, ...]:
     """Cuts, hashes and stores the bytes of the tensors, a few chunks at a time."""
-    data = _map(fd, span_bytes(hand_over.tensors))
-    digest = VersionDigest(data)
+    num_bytes = span_bytes(hand_over.tensors)
+    is_folder = full.is_dir()
 
-    def store_one(start: int, end: int) -> Chunk:
-        digest.take(start, end)
-        return store.put(data.data[start:end])
+    def store_one(start: int, end: int) -> tuple[Chunk, bytes]:
+        file = full / str(start // chunk_bytes) if is_folder else None
+        data = _map(file or full, 0 if is_folder else start, end - start)
+        return store.put(data.data, file), VersionDigest(data).hashes(0, -(-data.nbytes // SEGMENT_BYTES))
 
     with ThreadPoolExecutor(_NUM_WRITERS, thread_name_prefix="publisher") as pool:
-        writing = [pool.submit(store_one, *span) for span in cut(data.nbytes, chunk_bytes)]
+        writing = [pool.submit(store_one, *span) for span in cut(num_bytes, chunk_bytes)]
         try:
-            chunks = tuple(future.result() for future in writing)
+            stored = [future.result() for future in writing]
         finally:
             # Chunks that were written before a failure are counted as well, and must be released.
             for future in writing:
                 future.cancel()
             wait(writing)
-            counted.extend(f.result() for f in writing if not f.cancelled() and not f.exception())
-    if (actual := digest.hexdigest()) != hand_over.digest:
+            counted.extend(f.result()[0] for f in writing if not f.cancelled() and not f.exception())
+    if chunk_bytes % SEGMENT_BYTES:  # segments straddle chunks
+        actual = digest_of(_map(full, 0, num_bytes))
+    else:
+        actual = digest_of_hashes(b"".join(hashes for _, hashes in stored))
+    if actual != hand_over.digest:
         raise WireError(
             f"{_name(hand_over)}: the tensors in {hand_over.path} hash to {actual}, expected "
             f"{hand_over.digest}; hand it over again"
         )
-    return chunks
+    return tuple(chunk for chunk, _ in stored)
 
 
 def _name(hand_over: HandOver) -> str:
     return f"{hand_over.policy!r} version {hand_over.version}"
 
 
-@contextlib.contextmanager
-def _open_full(incoming: Path, hand_over: HandOver) -> Generator[int]:
-    """The file of a full version, which must have exactly the size that its table requires."""
-    with _open_inside(incoming, hand_over, hand_over.path) as (fd, num_bytes):
-        expected = span_bytes(hand_over.tensors) + sum(f.chunk.num_bytes for f in hand_over.files)
-        if num_bytes != expected:
-            raise WireError(
-                f"{_name(hand_over)}: {hand_over.path!r} has {num_bytes} bytes; its table needs {expected}"
-            )
-        yield fd
+def _full_path(incoming: Path, hand_over: HandOver, chunk_bytes: int) -> Path:
+    """The file of a full version, or the folder of its chunks, of the sizes that its table requires."""
+    is_folder = not chunk_bytes % SEGMENT_BYTES and os.path.isfile(incoming / hand_over.path / FILES)
+    path = _path_inside(incoming, hand_over, f"{hand_over.path}/{FILES}" if is_folder else hand_over.path)
+    num_bytes = span_bytes(hand_over.tensors)
+    num_file_bytes = sum(f.chunk.num_bytes for f in hand_over.files)
+    sizes = {path.name: path.stat().st_size}
+    expected = {path.name: num_bytes + num_file_bytes}
+    if is_folder:
+        path = path.parent
+        sizes = {e.name: e.stat().st_size for e in os.scandir(path) if e.is_file(follow_symlinks=False)}
+        expected = {str(start // chunk_bytes): end - start for start, end in cut(num_bytes, chunk_bytes)}
+        expected[FILES] = num_file_bytes
+    if sizes != expected:
+        wrong = min(sizes.items() ^ expected.items())[0]
+        raise WireError(
+            f"{_name(hand_over)}: {hand_over.path!r} has {sum(sizes.values())} bytes; its table needs "
+            f"{sum(expected.values())}, and its file {wrong} {expected.get(wrong, 0)}"
+        )
+    return path
 
 
-@contextlib.contextmanager
-def _map_file(incoming: Path, hand_over: HandOver, path: str) -> Generator[NDArray[np.uint8]]:
-    with _open_inside(incoming, hand_over, path) as (fd, num_bytes):
-        yield _map(fd, num_bytes)
-
-
-@contextlib.contextmanager
-def _open_inside(incoming: Path, hand_over: HandOver, name: str) -> Generator[tuple[int, int]]:
-    """Descriptor and size of a file that was handed over, which must lie inside `incoming`."""
+def _path_inside(incoming: Path, hand_over: HandOver, name: str) -> Path:
+    """The path of a file that was handed over, which must lie inside `incoming`."""
     root = incoming.resolve()
     path = root
     try:
@@ -252,15 +264,9 @@ def _open_inside(incoming: Path, hand_over: HandOver, name: str) -> Generator[tu
         is_inside = False
     if not is_inside:
         raise WireError(f"{_name(hand_over)}: {name[:200]!r} is not a file inside the incoming folder")
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        yield fd, os.fstat(fd).st_size
-    finally:
-        os.close(fd)
+    return path
 
 
-def _map(fd: int, num_bytes: int) -> NDArray[np.uint8]:
-    """The first `num_bytes` of a file that is at least that long, mapped for reading."""
-    if not num_bytes:
-        return np.zeros(0, np.uint8)
-    return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)
+def _map(path: Path, start: int, num_bytes: int) -> NDArray[np.uint8]:
+    """Bytes of a file that has them, mapped for reading."""
+    return np.memmap(path, np.uint8, "r", start, (num_bytes,)) if num_bytes else np.zeros(0, np.uint8)

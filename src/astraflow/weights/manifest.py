@@ -23,6 +23,7 @@ from astraflow.weights.threads import shared_threads
 
 __all__ = [
     "ALIGNMENT",
+    "FILES",
     "ITEM_BYTES",
     "MAX_CHUNK_BYTES",
     "SEGMENT_BYTES",
@@ -55,6 +56,9 @@ __all__ = [
 
 ALIGNMENT = 64
 """Bytes: a cache line, and a multiple of every dtype, so that views of the buffer are aligned."""
+
+FILES = "files"
+"""Name of the file with the model files, among the chunks of a version that a trainer hands over."""
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one element, by dtype."""

@@ -4,14 +4,16 @@
                      -> or in full: the first version, one that is due, one whose delta would not be smaller
 
 The trainer and its publisher run on the same machine (`ProcessSpec.near`), so the bytes cross no network. A
-file is written under a temporary name and renamed, so the publisher never reads an incomplete one. It is
-deleted once the publisher has answered. `ranges` compares, copies, hashes and writes the bytes, shared among
-several ranks if there are any; this module joins their results.
+version is written under a temporary name and renamed, so the publisher never reads an incomplete one. It is
+deleted once the publisher has answered; by then, chunks that came as files have a name in its store. `ranges`
+compares, copies, hashes and writes the bytes, shared among several ranks if there are any; this module joins
+their results.
 """
 
 import asyncio
 import contextlib
 import os
+import shutil
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ from astraflow.types import Chunk, DeltaFile, FileInfo, Forget, HandOver, Manife
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.delta.encoder import HEADER_BYTES, encode_header, encode_trailer
 from astraflow.weights.manifest import (
+    FILES,
+    SEGMENT_BYTES,
     check_file_name,
     check_policy_name,
     digest_of_hashes,
@@ -33,7 +37,7 @@ from astraflow.weights.manifest import (
     span_bytes,
     table_of,
 )
-from astraflow.weights.ranges import RangeJob, RangeWriter, VersionWriter, WrittenRange, part_path, write_at
+from astraflow.weights.ranges import RangeJob, RangeWriter, VersionWriter, WrittenRange, part_path
 from astraflow.weights.snapshot import with_dtype
 
 __all__ = ["PublisherClient"]
@@ -41,8 +45,6 @@ __all__ = ["PublisherClient"]
 _SLOWEST_BYTES_PER_S = 20e6
 """Slowest expected disk. On a slower one, a publisher that is still writing would be mistaken for one that
 hangs."""
-_READ_BYTES = 1 << 23
-"""Bytes of a delta that are copied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class PublisherClient:
 
     With `delta`, it hands over what changed since the newest version, if the publisher can use that
     (`weights.delta`). `ranges` writes the bytes of versions; by default, this process alone does.
+    `chunk_bytes`: the size of the publisher's chunks, which it then needn't cut from one file.
 
     Example: `manifest = await PublisherClient(client, run / "weights/incoming").publish("actor", 0, tensors,
     {"config.json": model_dir / "config.json"})`.
@@ -72,8 +75,10 @@ class PublisherClient:
         *,
         delta: bool = False,
         ranges: VersionWriter | None = None,
+        chunk_bytes: int = 0,
     ) -> None:
         self._client = client
+        self._chunk_bytes = 0 if chunk_bytes % SEGMENT_BYTES else chunk_bytes
         self._incoming = incoming
         self._delta = delta
         self._ranges: VersionWriter = ranges or RangeWriter(delta=delta)
@@ -136,7 +141,7 @@ class PublisherClient:
 
     async def _hand_over(self, hand_over: HandOver) -> Manifest:
         paths = [self._incoming / path for path in (hand_over.path, _delta_path(hand_over)) if path]
-        num_bytes = sum(path.stat().st_size for path in paths)
+        num_bytes = sum(file.stat().st_size for path in paths for file in (path, *path.rglob("*")))
         timeout_s = 30.0 + num_bytes / _SLOWEST_BYTES_PER_S
         is_done = True
         try:
@@ -148,13 +153,13 @@ class PublisherClient:
             raise
         finally:
             for path in paths if is_done else ():
-                path.unlink(missing_ok=True)
+                _delete(path)
 
     def _write_delta(self, hand_over: HandOver, base: _Base, tensors: Sequence[HostTensor]) -> HandOver:
         """Writes a file with the difference from the base. Returns the hand-over with its digest, and without
         a delta if that would be as large as the version."""
         table = hand_over.tensors
-        with self._fresh_file(hand_over) as (path, aside, fd):
+        with self._fresh(hand_over) as (path, aside):
             job = RangeJob(hand_over.policy, hand_over.version, str(aside))
             parts = self._ranges.write_delta(job, tensors, base.version)
             digest = _digest(parts)
@@ -162,9 +167,8 @@ class PublisherClient:
             num_bytes = HEADER_BYTES + sum(part.num_bytes for part in parts) + len(trailer)
             is_smaller = num_bytes < span_bytes(table)
             if is_smaller:
-                _join(fd, str(aside), parts)
-                write_at(fd, num_bytes - len(trailer), trailer)
-                write_at(fd, 0, encode_header(table, base_digest=base.digest, digest=digest))
+                header = encode_header(table, base_digest=base.digest, digest=digest)
+                _join(str(aside), parts, header=header, trailer=trailer)
             for rank in range(1, len(parts)):
                 Path(part_path(str(aside), rank)).unlink()
         if not is_smaller:
@@ -181,18 +185,18 @@ class PublisherClient:
         *,
         is_copied: bool,
     ) -> HandOver:
-        """Writes a file with the bytes of the version and of the model files. Returns the hand-over."""
+        """Writes the bytes of the version and of the model files to a file, or to a folder for chunks.
+        Returns the hand-over."""
         contents = {check_file_name(name): _read(path) for name, path in files.items()}
         if "config.json" in contents:
             dtypes = {tensor.dtype for tensor in hand_over.tensors if not is_adapter(tensor.name)}
             contents["config.json"] = with_dtype(contents["config.json"], dtypes)
-        with self._fresh_file(hand_over) as (path, aside, fd):
-            job = RangeJob(hand_over.policy, hand_over.version, str(aside))
+        with self._fresh(hand_over) as (path, aside):
+            aside.mkdir() if self._chunk_bytes else aside.touch()
+            job = RangeJob(hand_over.policy, hand_over.version, str(aside), self._chunk_bytes)
             parts = self._ranges.write_full(job, tensors, is_copied=is_copied)
-            end = span_bytes(hand_over.tensors)
-            for content in contents.values():
-                write_at(fd, end, content)
-                end += len(content)
+            with (aside / FILES if self._chunk_bytes else aside).open("ab") as file:
+                file.writelines(contents.values())
         return msgspec.structs.replace(
             hand_over,
             path=f"{hand_over.policy}/{path.name}",
@@ -204,28 +208,24 @@ class PublisherClient:
         )
 
     @contextlib.contextmanager
-    def _fresh_file(self, hand_over: HandOver) -> Generator[tuple[Path, Path, int]]:
-        """A new file in the policy's folder: its final path, its temporary path, and a descriptor.
+    def _fresh(self, hand_over: HandOver) -> Generator[tuple[Path, Path]]:
+        """The final and the temporary path of what the context writes into the policy's folder.
 
-        The file is renamed when the context ends without error. Files that a killed trainer left in the
-        folder are deleted.
+        It is renamed when the context ends without error. What a killed trainer left there is deleted.
         """
         folder = self._incoming / hand_over.policy
         folder.mkdir(parents=True, exist_ok=True)
         delta_file = _delta_path(hand_over).rpartition("/")[2]
         for left_over in folder.iterdir():
             if left_over.name != delta_file:
-                left_over.unlink(missing_ok=True)
+                _delete(left_over)
         path = folder / f"{hand_over.version}.{uuid.uuid4().hex}"
         aside = path.with_suffix(".tmp")
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            yield path, aside, fd
+            yield path, aside
         except BaseException:
-            aside.unlink(missing_ok=True)
+            _delete(aside)
             raise
-        finally:
-            os.close(fd)
         os.replace(aside, path)
 
 
@@ -233,14 +233,23 @@ def _digest(parts: Sequence[WrittenRange]) -> str:
     return digest_of_hashes(b"".join(bytes.fromhex(part.hashes) for part in parts))
 
 
-def _join(fd: int, path: str, parts: Sequence[WrittenRange]) -> None:
-    """Copies the blocks of the other ranks after those of rank 0."""
-    end = HEADER_BYTES + parts[0].num_bytes
-    for rank in range(1, len(parts)):
-        with Path(part_path(path, rank)).open("rb") as file:
-            while data := file.read(_READ_BYTES):
-                write_at(fd, end, data)
-                end += len(data)
+def _join(path: str, parts: Sequence[WrittenRange], *, header: bytes, trailer: bytes) -> None:
+    """Copies the blocks of the other ranks after those of rank 0, and adds the header and the trailer."""
+    with Path(path).open("r+b") as whole:
+        whole.write(header)
+        whole.seek(HEADER_BYTES + parts[0].num_bytes)
+        for rank in range(1, len(parts)):
+            with Path(part_path(path, rank)).open("rb") as file:
+                shutil.copyfileobj(file, whole)
+        whole.write(trailer)
+
+
+def _delete(path: Path) -> None:
+    """Deletes a file, or a folder with its files, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _delta_path(hand_over: HandOver) -> str:

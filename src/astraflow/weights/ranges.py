@@ -10,6 +10,7 @@ the segment in which its range ends, because it hashes that segment. A single pr
 version.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,8 +47,9 @@ __all__ = [
     "write_at",
 ]
 
-_PART_BYTES = 16 * SEGMENT_BYTES
-"""Bytes that a thread writes before it takes the next part."""
+_PART_BYTES = 32 * SEGMENT_BYTES
+"""Bytes that a thread writes before it takes the next part: a chunk of the default size, because only one
+thread at a time can write to a file."""
 
 
 class ByteRange(NamedTuple):
@@ -89,6 +91,8 @@ class RangeJob:
     path: str
     """An existing file. It receives all bytes of a full version, each at its offset. For a delta, it receives
     only rank 0's blocks, after the header; each other rank writes its own file (`part_path`)."""
+    chunk_bytes: int = 0
+    """If positive, `path` is a folder for a full version, and its files `0`, `1`, ... are the chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +200,7 @@ class RangeWriter:
             is_fit = copy is not None and copy.data.nbytes == own.end - own.start
             target = copy.data if copy is not None and is_fit else np.zeros(own.end - own.start, np.uint8)
             copy = _RangeCopy(job.version, source.nbytes, own.start, target)
-        fd = os.open(job.path, os.O_WRONLY)
-        try:
-            hashes = _write_range(fd, source, own, target)
-        finally:
-            os.close(fd)
+        hashes = _write_range(job, source, own, target)
         if copy is not None:
             self._copies[job.policy] = copy
         return [WrittenRange(own.end - own.start, 0, hashes)]
@@ -231,21 +231,29 @@ def write_at(fd: int, offset: int, data: bytes | memoryview) -> None:
         offset = offset + num_bytes
 
 
-def _write_range(fd: int, source: TensorBytes, own: ByteRange, target: NDArray[np.uint8] | None) -> str:
-    """Writes a range at its offset with several threads, and into `target` if given. Returns the hashes."""
+def _write_range(job: RangeJob, source: TensorBytes, own: ByteRange, target: NDArray[np.uint8] | None) -> str:
+    """Writes a range into its chunks with several threads, and into `target` if given. Returns the hashes."""
     hashed = VersionDigest(source)
 
     def write_part(start: int, end: int) -> None:
-        for low, high in cut(end - start, SEGMENT_BYTES):
-            segment = source[start + low : start + high]
-            write_at(fd, start + low, segment.data)
-            if target is not None:
-                target[start + low - own.start : start + high - own.start] = segment
-            hashed.take(start + low, start + high)
+        number = start // job.chunk_bytes if job.chunk_bytes else 0
+        path = f"{job.path}/{number}" if job.chunk_bytes else job.path
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            for low, high in cut(end - start, SEGMENT_BYTES):
+                segment = source[start + low : start + high]
+                write_at(fd, start + low - number * job.chunk_bytes, segment.data)
+                if target is not None:
+                    target[start + low - own.start : start + high - own.start] = segment
+                hashed.take(start + low, start + high)
+        finally:
+            os.close(fd)
         hashed.take(start, end)  # segments that straddle two pieces, if the range begins within a segment
 
-    parts = cut(own.end - own.start, _PART_BYTES)
-    writing = [shared_threads().submit(write_part, own.start + low, own.start + high) for low, high in parts]
+    step = math.gcd(_PART_BYTES, job.chunk_bytes)  # a part lies in one chunk
+    starts = range(own.start // step * step, own.end, step) if own.end > own.start else ()
+    parts = [(max(start, own.start), min(start + step, own.end)) for start in starts]
+    writing = [shared_threads().submit(write_part, *part) for part in parts]
     try:
         for future in writing:
             future.result()

@@ -3,7 +3,7 @@
 import json
 import shutil
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +29,11 @@ __all__ = [
     "snapshot_to_folder",
     "with_dtype",
     "write_adapter",
+    "write_model",
     "write_safetensors",
 ]
+
+WriteModel = Callable[[Path, Sequence[HostTensor]], None]
 
 ADAPTER_FOLDER = "adapter"
 """Folder of the LoRA adapter, in PEFT's format, in a model folder."""
@@ -43,13 +46,20 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")
 """The key for the dtype of weights in configs, and its name before transformers 5."""
 
 
-def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = "") -> None:
+def write_model(folder: Path, tensors: Sequence[HostTensor]) -> None:
+    """Writes the weights of a model folder to one file."""
+    write_safetensors(folder / "model.safetensors", tensors)
+
+
+def snapshot_to_folder(
+    snapshot: WeightSnapshot, folder: Path, *, base: str = "", write: WriteModel = write_model
+) -> None:
     """Writes a complete Hugging Face folder: the tensors of a version with its config and tokenizer files.
     The config names their dtype.
 
     Adapters are merged into the weights, so that the folder opens like any other. They are also in
     `adapter/`, in PEFT's format, for users who have the base model, which is called `base` there. The folder
-    is written under another name and renamed.
+    is written under another name and renamed. `write` writes the weights.
 
     Raises: DataError if `folder` exists and isn't empty.
     """
@@ -58,7 +68,7 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = ""
     with new_folder(folder) as fresh:
         for path in snapshot.model_dir.iterdir():
             shutil.copy(path, fresh / path.name)
-        write_safetensors(fresh / "model.safetensors", merge_adapters(snapshot.tensors))
+        write(fresh, merge_adapters(snapshot.tensors))
         declare_dtype(fresh)
         if adapters := [tensor for tensor in snapshot.tensors if is_adapter(tensor.name)]:
             write_adapter(fresh / ADAPTER_FOLDER, adapters, base=base)
@@ -70,9 +80,8 @@ def declare_dtype(folder: Path) -> None:
     A config of the model that was trained may name a narrower one, in which small updates are rounded away.
     """
     config = folder / "config.json"
-    weights = folder / "model.safetensors"
-    if config.is_file() and weights.is_file():
-        dtypes = {header.dtype for header in read_header(weights).values()}
+    dtypes = {header.dtype for path in weight_paths(folder) for header in read_header(path).values()}
+    if config.is_file() and dtypes:
         content = config.read_bytes()
         declared = with_dtype(content, {_FROM_SAFETENSORS[dtype] for dtype in dtypes})
         if declared != content:

@@ -113,6 +113,13 @@ def test_a_full_recipe_has_the_settings_of_the_paper(name: str) -> None:
         assert policy.train.loss.budget == budget
 
 
+def test_full_recipes_publish_deltas_and_services_of_other_nodes_pass_them_on() -> None:
+    weights = {name: recipe_of(name).weights for name in ALL}
+    assert all(config.delta for config in weights.values())
+    is_elsewhere = {name: not recipe_of(name).has_services_here for name in ALL}
+    assert {name for name, config in weights.items() if config.peers} == {n for n in ALL if is_elsewhere[n]}
+
+
 @pytest.mark.parametrize("name", FULL)
 def test_trainers_and_services_have_gpus_of_their_own(name: str) -> None:
     recipe = recipe_of(name)

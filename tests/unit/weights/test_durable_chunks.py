@@ -37,20 +37,26 @@ class Disk:
         return names.get(path.name) == inode and inode in self.files
 
 
-def stored(store: ChunkStore) -> Manifest:
+def stored(store: ChunkStore, *, is_linked: bool = False) -> Manifest:
     weights = make_weights()
     manifest = build_manifest("actor", 0, weights, chunk_bytes=4096)
     data = pack(weights).data
-    chunks = tuple(store.put(data[at : at + 4096]) for at in range(0, len(data), 4096))
+    chunks = ()
+    for at in range(0, len(data), 4096):
+        source = store.incoming / str(at) if is_linked else None
+        if source is not None:
+            source.write_bytes(data[at : at + 4096])
+        chunks += (store.put(data[at : at + 4096], source),)
     assert chunks == manifest.chunks
     store.add(msgspec.structs.replace(manifest, chunks=chunks))
     return manifest
 
 
-def test_an_announced_version_survives_a_power_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_an_announced_version_survives_a_power_cut(tmp_path: Path, is_linked: bool) -> None:
     disk = Disk(tmp_path)
     store = ChunkStore(tmp_path, keep=4, fsync=disk.fsync)
-    manifest = stored(store)
+    manifest = stored(store, is_linked=is_linked)
     assert len(manifest.chunks) > 1
     assert all(disk.survives(store.path(chunk.hash)) for chunk in manifest.chunks)
     assert disk.survives(tmp_path / "manifests" / "actor" / "0.json")
@@ -58,10 +64,11 @@ def test_an_announced_version_survives_a_power_cut(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_manifest_is_durable_only_after_its_chunks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_manifest_is_durable_only_after_its_chunks(tmp_path: Path, is_linked: bool) -> None:
     disk = Disk(tmp_path)
     store = ChunkStore(tmp_path, keep=4, fsync=disk.fsync)
-    stored(store)
+    stored(store, is_linked=is_linked)
     written = disk.events.index("file in manifests/actor")
     assert disk.events.index("names of chunks") < written
     assert "file in chunks" not in disk.events[disk.events.index("names of chunks") :]

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -16,10 +17,18 @@ from astraflow.types import (
     SourceLink,
 )
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.manifest import build_manifest, check_manifest, hash_bytes, lay_out, pack
+from astraflow.weights.manifest import (
+    SEGMENT_BYTES,
+    build_manifest,
+    check_manifest,
+    cut,
+    hash_bytes,
+    lay_out,
+    pack,
+)
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
-from drivers.weight_fakes import URL, make_weights, weight_rig
+from drivers.weight_fakes import URL, make_host_tensor, make_weights, weight_rig
 
 
 def make_hand_over(incoming: Path, *, version: int = 0, path: str = "actor/0.raw") -> HandOver:
@@ -37,6 +46,117 @@ def make_hand_over(incoming: Path, *, version: int = 0, path: str = "actor/0.raw
         digest=manifest.digest,
         files=(file,),
     )
+
+
+# --- chunks that are handed over as files ---------------------------------------------------------
+
+LARGE = [make_host_tensor("a", (500_001,), "bfloat16", seed=1), make_host_tensor("b", (70, 1000), seed=2)]
+"""Three chunks of a segment each; the second one has bytes of both tensors."""
+
+
+def make_folder(incoming: Path) -> tuple[HandOver, Path]:
+    """A folder of chunks in the incoming folder, and the table that fits them."""
+    manifest = build_manifest("actor", 0, LARGE, chunk_bytes=SEGMENT_BYTES)
+    folder = incoming / "actor" / "0.chunks"
+    folder.mkdir(parents=True)
+    data = pack(LARGE).tobytes()
+    for number, (start, end) in enumerate(cut(len(data), SEGMENT_BYTES)):
+        (folder / str(number)).write_bytes(data[start:end])
+    (folder / "files").write_bytes(b"{}")
+    file = FileInfo(name="config.json", chunk=Chunk(hash=hash_bytes(b"{}"), num_bytes=2))
+    hand_over = HandOver(
+        policy="actor",
+        version=0,
+        path="actor/0.chunks",
+        tensors=manifest.tensors,
+        digest=manifest.digest,
+        files=(file,),
+    )
+    return hand_over, folder
+
+
+@pytest.mark.parametrize("can_link", [True, False])
+async def test_chunks_are_written_once_where_the_file_system_has_links(
+    tmp_path: Path, can_link: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("no links here")
+
+    if not can_link:
+        monkeypatch.setattr("os.link", refuse)
+    async with weight_rig(tmp_path, chunk_bytes=SEGMENT_BYTES) as rig:
+        store = rig.publisher.store
+        hand_over, folder = make_folder(store.incoming)
+        inodes = {path.stat().st_ino for path in folder.iterdir()}
+        manifest = await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+        expected = build_manifest("actor", 0, LARGE, chunk_bytes=SEGMENT_BYTES)
+        assert (manifest.chunks, manifest.files) == (expected.chunks, hand_over.files)
+        is_same_file = [store.path(chunk.hash).stat().st_ino in inodes for chunk in manifest.chunks]
+        assert is_same_file == [can_link] * 3
+        shutil.rmtree(folder)
+        snapshot = await rig.receiver.fetch(manifest)
+        assert [t.data.tobytes() for t in snapshot.tensors] == [t.data.tobytes() for t in LARGE]
+        assert not list((store.incoming.parent / "chunks").glob("*.tmp"))
+
+
+@pytest.mark.parametrize("chunk_bytes", [SEGMENT_BYTES, 3 * SEGMENT_BYTES, 1 << 30, 4096, 0])
+async def test_a_client_publishes_the_same_version_in_one_file_and_in_chunks(
+    tmp_path: Path, chunk_bytes: int
+) -> None:
+    async with weight_rig(tmp_path, chunk_bytes=chunk_bytes or 4096) as rig:
+        incoming = rig.publisher.store.incoming
+        client = PublisherClient(rig.service, incoming, chunk_bytes=chunk_bytes)
+        manifest = await client.publish("actor", 0, LARGE, rig.model_files())
+        expected = build_manifest("actor", 0, LARGE, chunk_bytes=chunk_bytes or 4096)
+        assert (manifest.chunks, manifest.digest) == (expected.chunks, expected.digest)
+        snapshot = await rig.receiver.fetch(manifest)
+        assert json.loads((snapshot.model_dir / "config.json").read_text())["model_type"] == "qwen3"
+        assert list((incoming / "actor").iterdir()) == []
+        assert await client.publish("actor", 0, LARGE, rig.model_files()) == manifest
+
+
+async def test_chunks_that_were_refused_or_interrupted_are_taken_over_when_they_come_again(
+    tmp_path: Path,
+) -> None:
+    async with weight_rig(tmp_path, chunk_bytes=SEGMENT_BYTES) as rig:
+        hand_over, folder = make_folder(rig.publisher.store.incoming)
+        wrong = msgspec.structs.replace(hand_over, digest="0" * 32)
+        with pytest.raises(WireError, match="expected 0000"):
+            await rig.service.call("POST", "/v1/publish", Manifest, body=wrong)
+        chunk_hash = hash_bytes((folder / "0").read_bytes())
+        # As if the publisher was killed after it had taken over the first chunk.
+        (tmp_path / "weights" / "chunks" / chunk_hash).hardlink_to(folder / "0")
+    async with weight_rig(tmp_path, chunk_bytes=SEGMENT_BYTES) as rig:
+        assert list((tmp_path / "weights" / "chunks").iterdir()) == []
+        manifest = await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+        await rig.receiver.fetch(manifest)
+
+
+@pytest.mark.parametrize("damage", ["missing", "longer", "shifted", "more", "link", "fewer files"])
+async def test_chunks_of_other_sizes_than_those_of_the_table_are_refused(tmp_path: Path, damage: str) -> None:
+    async with weight_rig(tmp_path, chunk_bytes=SEGMENT_BYTES) as rig:
+        hand_over, folder = make_folder(rig.publisher.store.incoming)
+        first = folder / "0"
+        if damage in {"missing", "link"}:
+            first.rename(folder.parent / "elsewhere")
+        if damage == "link":
+            first.symlink_to(folder.parent / "elsewhere")
+        elif damage == "longer":
+            first.write_bytes(bytes(SEGMENT_BYTES + 1))
+        elif damage == "shifted":
+            first.write_bytes(bytes(SEGMENT_BYTES - 1))
+            (folder / "1").write_bytes(bytes(SEGMENT_BYTES + 1))
+        elif damage == "more":
+            (folder / "3").touch()
+        elif damage == "fewer files":
+            (folder / "files").write_bytes(b"")
+        with pytest.raises(WireError, match="its table needs"):
+            await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+        health = await rig.service.call("GET", "/v1/health", PublisherHealth)
+        assert (health.num_chunks, health.versions) == (0, ())
+
+
+# --- versions -------------------------------------------------------------------------------------
 
 
 async def test_a_version_is_cut_hashed_and_announced(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ async def published(folder: Path, world: int, history: Sequence[Sequence[HostTen
     """The manifests of versions that so many ranks wrote. The publisher hashes what it gets in full."""
     async with weight_rig(folder, delta=True, full_every=3, chunk_bytes=1 << 22) as rig:
         ranks = RanksInTurn(world)
-        client = PublisherClient(rig.service, rig.publisher.store.incoming, delta=True, ranges=ranks)
+        incoming = rig.publisher.store.incoming
+        client = PublisherClient(rig.service, incoming, delta=True, ranges=ranks, chunk_bytes=1 << 22)
         manifests = []
         for version, tensors in enumerate(history):
             ranks.whole = tensors

@@ -9,23 +9,28 @@ files, which stay until the last link is gone. Equal content is found by its has
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.start_turns import user_folder
 from astraflow.errors import UnfitVersionError, WeightsError
 from astraflow.models.adapters import merge_adapters
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
-from astraflow.weights.snapshot import snapshot_to_folder
+from astraflow.weights.manifest import SEGMENT_BYTES, cut
+from astraflow.weights.snapshot import snapshot_to_folder, write_model, write_safetensors
+from astraflow.weights.threads import NUM_THREADS, cancel_and_wait, shared_threads
 
 __all__ = ["WeightsFolder"]
 
@@ -35,6 +40,12 @@ _SHARED_MEMORY = Path("/dev/shm")
 _NUM_COPIES = 3
 """Number of copies of the weights that must fit in shared memory: the served version, the next one, and the
 same amount as one of them for the server."""
+_PART_BYTES = 16 * SEGMENT_BYTES
+"""Bytes that a thread checks and hashes before it takes the next part."""
+_FILE_BYTES = 1 << 26
+"""Least size of a file if there are several."""
+_INFINITY = {"float32": (4, 0x7F800000), "bfloat16": (2, 0x7F80), "float16": (2, 0x7C00)}
+"""By dtype: bytes of a value, and the bits of positive infinity."""
 
 
 class WeightsFolder:
@@ -54,14 +65,14 @@ class WeightsFolder:
 
         Raises: WeightsError if the version does not fit or cannot be written.
         """
-        self._check(snapshot)
+        self._check_shapes(snapshot)
         path = self.path / f"version-{snapshot.version}"
         shutil.rmtree(path, ignore_errors=True)
         try:
             with _turn_to_write(_content_key(snapshot, self.path)) as twin:
                 if not _link_all(twin, path):
                     plain = replace(snapshot, tensors=merge_adapters(snapshot.tensors, is_rounded=True))
-                    snapshot_to_folder(plain, path)
+                    snapshot_to_folder(plain, path, write=_write_model)
                 _point_to(twin, path)
         except OSError as err:
             raise WeightsError(
@@ -79,9 +90,8 @@ class WeightsFolder:
         """Deletes everything. Blocks."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _check(self, snapshot: WeightSnapshot) -> None:
-        """Checks a version. Raises: UnfitVersionError if it doesn't match the first one or isn't finite."""
-        where = f"version {snapshot.version} of {snapshot.policy!r}"
+    def _check_shapes(self, snapshot: WeightSnapshot) -> None:
+        """Raises: UnfitVersionError if a version doesn't have the tensors of the first one."""
         shapes = {tensor.name: tensor.shape for tensor in snapshot.tensors}
         wrong = sorted(
             name for name in shapes.keys() | self._shapes.keys() if shapes.get(name) != self._shapes.get(name)
@@ -89,27 +99,10 @@ class WeightsFolder:
         if wrong:
             name = wrong[0]
             raise UnfitVersionError(
-                f"{where} does not fit the model that is served: tensor {name!r} has shape "
-                f"{shapes.get(name, 'none')}, expected {self._shapes.get(name, 'none')} ("
-                f"{len(wrong)} tensors differ); is it another architecture?"
+                f"version {snapshot.version} of {snapshot.policy!r} does not fit the model that is served: "
+                f"tensor {name!r} has shape {shapes.get(name, 'none')}, expected "
+                f"{self._shapes.get(name, 'none')} ({len(wrong)} tensors differ); is it another architecture?"
             )
-        for tensor in snapshot.tensors:
-            if num_bad := _num_not_finite(tensor):
-                raise UnfitVersionError(
-                    f"{where}: tensor {tensor.name} holds {num_bad} values that are not finite"
-                )
-
-
-def _num_not_finite(tensor: HostTensor) -> int:
-    """Counts the values that are infinite or NaN, which means that all their exponent bits are set.
-
-    NumPy doesn't have bfloat16, so all types are read as integers.
-    """
-    if tensor.dtype == "float32":
-        bits = np.frombuffer(tensor.data, "<u4") & np.uint32(0x7F800000)
-        return int(np.count_nonzero(bits == np.uint32(0x7F800000)))
-    exponent = np.uint16(0x7F80 if tensor.dtype == "bfloat16" else 0x7C00)
-    return int(np.count_nonzero((np.frombuffer(tensor.data, "<u2") & exponent) == exponent))
 
 
 def _parent(prefix: str, num_bytes: int) -> str:
@@ -132,18 +125,101 @@ def _parent(prefix: str, num_bytes: int) -> str:
     return tempfile.gettempdir()
 
 
+# --- the files of a version -----------------------------------------------------------------------
+
+
+def _write_model(folder: Path, tensors: Sequence[HostTensor]) -> None:
+    """Writes the weights with several threads. Each has its own file, because a file has one writer at a
+    time."""
+    num_bytes = sum(tensor.data.nbytes for tensor in tensors)
+    num_files = min(NUM_THREADS, num_bytes // _FILE_BYTES)
+    parts: dict[int, list[HostTensor]] = {}
+    start = 0
+    for tensor in tensors:
+        parts.setdefault(start * num_files // (num_bytes + 1), []).append(tensor)
+        start += tensor.data.nbytes
+    if len(parts) < 2:
+        write_model(folder, tensors)
+        return
+    names = [f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)]
+    with ThreadPoolExecutor(len(parts), thread_name_prefix="versions") as pool:
+        list(pool.map(write_safetensors, [folder / name for name in names], parts.values()))
+    files = {tensor.name: name for name, part in zip(names, parts.values(), strict=True) for tensor in part}
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+# --- finite values, and the hash of a version -----------------------------------------------------
+
+
+def _tensor_hashes(snapshot: WeightSnapshot) -> bytes:
+    """The joined hashes of the parts of all tensors. Several threads check and hash them in one pass.
+
+    Raises: UnfitVersionError for values that aren't finite.
+    """
+    parts = [(tensor, span) for tensor in snapshot.tensors for span in cut(tensor.data.nbytes, _PART_BYTES)]
+    hashing = [shared_threads().submit(_hash_if_finite, tensor, *span) for tensor, span in parts]
+    try:
+        hashes = [future.result() for future in hashing]
+    finally:
+        cancel_and_wait(hashing)
+    for (tensor, _), known in zip(parts, hashes, strict=True):
+        if not known:
+            raise UnfitVersionError(
+                f"version {snapshot.version} of {snapshot.policy!r}: tensor {tensor.name} holds "
+                f"{_num_not_finite(tensor)} values that are not finite"
+            )
+    return b"".join(hashes)
+
+
+def _hash_if_finite(tensor: HostTensor, start: int, end: int) -> bytes:
+    """The hash of a part of a tensor; empty if a value isn't finite.
+
+    The part is read in pieces that stay in the core's cache between the check and the hash.
+    """
+    digest = xxhash.xxh3_128()
+    for low in range(start, end, SEGMENT_BYTES):
+        piece = tensor.data[low : min(low + SEGMENT_BYTES, end)]
+        if not _is_finite(piece, tensor.dtype):
+            return b""
+        digest.update(piece.data)
+    return digest.digest()
+
+
+def _is_finite(data: NDArray[np.uint8], dtype: str) -> bool:
+    """Whether no value is infinite or NaN, which means that all bits of its exponent are set.
+
+    NumPy doesn't have bfloat16, so all types are read as integers. As signed integers, positive values are
+    the largest; as unsigned ones, negative values. Both ascend with their magnitude, so two maxima suffice.
+    """
+    width, infinity = _INFINITY[dtype]
+    sign = 1 << (8 * width - 1)
+    return bool(data.view(f"<i{width}").max() < infinity and data.view(f"<u{width}").max() < sign + infinity)
+
+
+def _num_not_finite(tensor: HostTensor) -> int:
+    """Counts the values that are infinite or NaN."""
+    width, infinity = _INFINITY[tensor.dtype]
+    values = tensor.data.view(f"<u{width}")
+    return int(np.count_nonzero((values & infinity) == infinity))
+
+
 # --- one copy for the services of a machine -------------------------------------------------------
 
 
 def _content_key(snapshot: WeightSnapshot, folder: Path) -> str:
-    """A hash of all that a version's folder will have, and of its disk: links can't cross disks."""
+    """A hash of all that a version's folder will have, and of its disk: links can't cross disks.
+
+    Raises: UnfitVersionError for values that aren't finite.
+    """
+    hashes = _tensor_hashes(snapshot)
     digest = xxhash.xxh3_128(str(folder.stat().st_dev).encode())
     for path in sorted(snapshot.model_dir.iterdir()):
         digest.update(f"{path.name}\n".encode())
         digest.update(path.read_bytes())
     for tensor in snapshot.tensors:
         digest.update(f"{tensor.name} {tensor.shape} {tensor.dtype}\n".encode())
-        digest.update(tensor.data.data)
+    digest.update(hashes)
     return digest.hexdigest()
 
 

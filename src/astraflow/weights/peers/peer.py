@@ -10,7 +10,6 @@ bound, and is emptied by a restart.
 import asyncio
 import contextlib
 import hmac
-import os
 import shutil
 import socket
 from collections.abc import AsyncGenerator, Iterable
@@ -39,6 +38,7 @@ from astraflow.weights.serving import (
     require_role,
     with_error_responses,
 )
+from astraflow.weights.stores.chunk_store import write_durably
 
 __all__ = ["PeerServer", "Spool", "State", "parse_address", "peer_ticket", "serve_spool"]
 
@@ -102,7 +102,7 @@ class Spool:
         """Stores a verified chunk. If that fails, other receivers only lose a source."""
         if chunk.hash not in self._sizes:
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(_write, self.path(chunk.hash), view)
+                await asyncio.to_thread(write_durably, self.path(chunk.hash), view, lambda _: None)
                 self._sizes[chunk.hash] = chunk.num_bytes
         self._expected.discard(chunk.hash)
         self._evict()
@@ -242,9 +242,3 @@ async def _numeric_address(host: str) -> str:
     except OSError as err:
         raise ConfigError(f"peer address {host!r}: {err}; expected an address of this machine") from err
     return str(addresses[0][4][0])
-
-
-def _write(path: Path, view: memoryview) -> None:
-    aside = path.with_name(f"{path.name}.{id(view):x}.tmp")
-    aside.write_bytes(view)
-    os.replace(aside, path)

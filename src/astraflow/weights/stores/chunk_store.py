@@ -11,6 +11,7 @@ Opening the folder restores these invariants by removing what a crash left unfin
 call them from an executor; several threads may do so.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -26,7 +27,7 @@ from astraflow.errors import ConfigError, WireError
 from astraflow.types import Chunk, FileInfo, Manifest
 from astraflow.weights.manifest import check_policy_name, hash_bytes
 
-__all__ = ["ChunkStore", "Fsync", "sync_folder", "write_durably"]
+__all__ = ["ChunkStore", "Fsync", "sync_path", "write_durably"]
 
 Fsync = Callable[[int], None]
 """Makes the file or folder behind an open file descriptor durable."""
@@ -97,15 +98,16 @@ class ChunkStore:
         """The file of a chunk. Only for hashes that `size` knows."""
         return self._chunks / chunk_hash
 
-    def put(self, data: bytes | memoryview) -> Chunk:
-        """Makes the bytes durable under their hash, and counts them for the publication in progress."""
+    def put(self, data: bytes | memoryview, source: Path | None = None) -> Chunk:
+        """Makes the bytes durable under their hash, and counts them for the publication in progress.
+        `source`: see `write_durably`."""
         view = memoryview(data)
         chunk = Chunk(hash=hash_bytes(view), num_bytes=view.nbytes)
         with self._mutex:
             self._counts[chunk.hash] += 1
         try:
             if not self._holds(chunk):
-                write_durably(self.path(chunk.hash), view, self._fsync)
+                write_durably(self.path(chunk.hash), view, self._fsync, source)
         except OSError:
             self.release((chunk,))
             raise
@@ -134,11 +136,11 @@ class ChunkStore:
         """
         folder = self._manifests / check_policy_name(manifest.policy)
         folder.mkdir(exist_ok=True)
-        sync_folder(self._manifests, self._fsync)
-        sync_folder(self._chunks, self._fsync)
+        sync_path(self._manifests, self._fsync)
+        sync_path(self._chunks, self._fsync)
         encoded = memoryview(wire.encode(manifest, wire.JSON))
         write_durably(folder / f"{manifest.version}.json", encoded, self._fsync)
-        sync_folder(folder, self._fsync)
+        sync_path(folder, self._fsync)
         with self._mutex:
             known = self._known.setdefault(manifest.policy, {})
             replaced = known.get(manifest.version)
@@ -237,23 +239,28 @@ def _lock_folder(folder: Path) -> int:
     return fd
 
 
-def write_durably(path: Path, view: memoryview, fsync: Fsync = os.fsync) -> None:
-    """Writes a temporary file, syncs and renames it. The new name is durable once its folder is synced."""
+def write_durably(path: Path, view: memoryview, fsync: Fsync = os.fsync, source: Path | None = None) -> None:
+    """Writes a temporary file, syncs and renames it. The new name is durable once its folder is synced.
+
+    `source`: a file with the same bytes, which never changes. It gets a second name instead of being copied.
+    """
     aside = path.with_name(f"{path.name}.{threading.get_ident()}.tmp")
+    aside.unlink(missing_ok=True)  # never write into a file that has another name
     try:
-        with aside.open("wb") as file:
-            file.write(view)
-            file.flush()
-            fsync(file.fileno())
+        with contextlib.suppress(OSError):  # file systems without links
+            if source is not None:
+                aside.hardlink_to(source)
+        if not aside.exists():
+            aside.write_bytes(view)
+        sync_path(aside, fsync)
         aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    finally:
+        aside.unlink(missing_ok=True)  # still there after a failure, or if `path` was the same file already
 
 
-def sync_folder(folder: Path, fsync: Fsync = os.fsync) -> None:
-    """Makes the names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path, fsync: Fsync = os.fsync) -> None:
+    """Makes the bytes of a file, or the names in a folder, survive a power loss."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         fsync(fd)
     finally:

@@ -3,8 +3,7 @@
     publisher --- upload(manifest) ---> STORE/chunks/HASH, STORE/manifests/POLICY/N.json <--- receivers
 
 The layout is that of a publisher's folder, so that a store on a shared disk can be read like one. A manifest
-appears after all its chunks; chunks that no kept version refers to are deleted. S3 needs `obstore` (the extra
-`store`), which takes credentials, region and endpoint from the environment, as AWS's tools do.
+appears after all its chunks; chunks that no kept version refers to are deleted. S3 is an add-on.
 """
 
 import asyncio
@@ -14,12 +13,12 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from astraflow import wire
+from astraflow import added, wire
 from astraflow.errors import ConfigError, UnavailableError, WeightsError, WireError
 from astraflow.types import Chunk, Manifest, SourceLink
-from astraflow.weights.stores.chunk_store import ChunkStore, Fsync, sync_folder, write_durably
+from astraflow.weights.stores.chunk_store import ChunkStore, Fsync, sync_path, write_durably
 
-__all__ = ["FileStore", "FolderStore", "Mirror", "ObjectReader", "ObjectStore", "make_store"]
+__all__ = ["FileStore", "FolderStore", "Mirror", "ObjectReader", "make_store"]
 
 _NUM_PARALLEL = 4
 
@@ -54,57 +53,9 @@ class FolderStore:
         data = content if isinstance(content, bytes) else content.read_bytes()
         write_durably(path, memoryview(data), self._fsync)
         for folder in path.parents:  # the name of a new folder is durable once the one above it is synced
-            sync_folder(folder, self._fsync)
+            sync_path(folder, self._fsync)
             if folder == self._folder:
                 break
-
-
-class ObjectStore:
-    """A bucket, or a prefix of one. Raises: ConfigError without `obstore`, or for a URL that it refuses."""
-
-    def __init__(self, url: str) -> None:
-        try:
-            import obstore
-            from obstore.exceptions import BaseError
-            from obstore.store import from_url
-        except ImportError as err:
-            raise ConfigError(f"{url} needs the package obstore: pip install 'astraflow[store]'") from err
-        self._obstore = obstore
-        self._error = BaseError
-        try:
-            self._store = from_url(url, client_options={"allow_http": True})
-        except (BaseError, ValueError) as err:
-            raise ConfigError(f"{url} cannot be opened: {err}") from err
-
-    async def put(self, name: str, content: Path | bytes) -> None:
-        """Uploads a file, in parts if it is large."""
-        try:
-            await self._obstore.put_async(self._store, name, content)
-        except self._error as err:
-            raise OSError(str(err)) from err
-
-    async def delete(self, name: str) -> None:
-        """Deletes an object."""
-        try:
-            await self._obstore.delete_async(self._store, name)
-        except FileNotFoundError:
-            return
-        except self._error as err:
-            raise OSError(str(err)) from err
-
-    async def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes `[start, end)`. Raises: FileNotFoundError, OSError."""
-        try:
-            return bytes(await self._obstore.get_range_async(self._store, name, start=start, end=end))
-        except self._error as err:
-            raise OSError(str(err)) from err
-
-    async def read_all(self, name: str) -> bytes:
-        """A whole object. Raises: FileNotFoundError, OSError."""
-        try:
-            return bytes(await (await self._obstore.get_async(self._store, name)).bytes_async())
-        except self._error as err:
-            raise OSError(str(err)) from err
 
 
 def make_store(url: str) -> FileStore:
@@ -113,7 +64,7 @@ def make_store(url: str) -> FileStore:
     if scheme == "file":
         return FolderStore(Path(unquote(urlsplit(url).path)))
     if scheme == "s3":
-        return ObjectStore(url)
+        return added.ObjectStore(url)
     raise ConfigError(f"store {url!r}: file:///path or s3://bucket/prefix is expected")
 
 
@@ -174,7 +125,7 @@ class ObjectReader:
     """Reads chunks of `s3` sources; implements `ChunkReader`, and finds manifests."""
 
     def __init__(self) -> None:
-        self._stores: dict[str, ObjectStore] = {}
+        self._stores: dict[str, added.ObjectStore] = {}
 
     async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
         """Bytes `[start, end)` of a chunk.
@@ -200,13 +151,13 @@ class ObjectReader:
         except WireError as err:
             raise WeightsError(f"{url}: {name}: {err}") from err
 
-    def _store(self, url: str) -> ObjectStore:
+    def _store(self, url: str) -> "added.ObjectStore":
         root = url.removesuffix("/chunks")
         # Without this check, the author of a manifest could make this process call any address.
         if not root.startswith("s3://"):
             raise ConfigError(f"source {url!r} of kind s3: s3://bucket/prefix is expected")
         if root not in self._stores:
-            self._stores[root] = ObjectStore(root)
+            self._stores[root] = added.ObjectStore(root)
         return self._stores[root]
 
 

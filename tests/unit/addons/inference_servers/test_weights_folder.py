@@ -1,13 +1,16 @@
 """Versions of the weights as folders for a server."""
 
+import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
-from astraflow.errors import WeightsError
+from astraflow.errors import UnfitVersionError, WeightsError
 from astraflow.models.adapters import peft_names
+from astraflow.models.weight_files import check_weight_files, weight_paths
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import read_safetensors
 
@@ -50,6 +53,42 @@ def test_a_version_is_written_whole_and_one_with_infinite_values_is_not(dtype: s
     assert [p.name for p in folder.path.iterdir()] == ["version-2"]
     folder.remove()
     assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("dtype", FINITE)
+@pytest.mark.parametrize("is_negative", [False, True])
+@pytest.mark.parametrize("above", [0, 1, 0x7F])
+@pytest.mark.parametrize("place", [0, (1 << 22) - 1, 1 << 22, -1])
+def test_one_value_that_is_not_finite_is_found_wherever_it_is(
+    dtype: str, is_negative: bool, above: int, place: int, tmp_path: Path
+) -> None:
+    kind = np.dtype("<u4" if dtype == "float32" else "<u2")
+    largest = FINITE[dtype] | (is_negative << (8 * kind.itemsize - 1))
+    values = np.full((1 << 22) + 5, largest, kind)  # more than a thread takes at a time
+    whole = HostTensor("w", values.shape, dtype, values.view(np.uint8))
+    small = snapshot(tmp_path / "model", 0, tensor(0, dtype, "first"), whole)
+    folder = WeightsFolder("test", small, parent=str(tmp_path))
+    values[place] += kind.type(1 + above)  # infinity, or NaN
+    with pytest.raises(UnfitVersionError, match="tensor w holds 1 values that are not finite"):
+        folder.write(small)
+    assert not list(folder.path.iterdir())
+
+
+def test_a_large_version_is_in_several_files_that_services_share(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"a": 100, "b": 66_000_000, "c": 3, "d": 70_000_000, "none": 0}
+    bits = {name: rng.integers(0, 0x7F80, size // 2, np.uint16) for name, size in sizes.items()}
+    tensors = [HostTensor(name, part.shape, "bfloat16", part.view(np.uint8)) for name, part in bits.items()]
+    first = snapshot(tmp_path / "model", 0, *tensors)
+    (tmp_path / "model" / "config.json").write_text('{"dtype": "float32"}')
+    folders = [WeightsFolder("test", first, parent=str(tmp_path)) for _ in range(2)]
+    paths, others = (weight_paths(folder.write(first)) for folder in folders)
+    assert len(paths) == min(os.cpu_count() or 1, 2)
+    assert check_weight_files(paths[0].parent).keys() == bits.keys()
+    found = {read.name: read for path in paths for read in read_safetensors(path)}
+    assert all(np.array_equal(found[tensor.name].data, tensor.data) for tensor in tensors)
+    assert json.loads((paths[0].parent / "config.json").read_text()) == {"dtype": "bfloat16"}
+    assert [p.stat().st_ino for p in paths] == [p.stat().st_ino for p in others]
 
 
 def test_a_server_reads_adapters_merged_in_the_dtype_of_their_weights(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Versions in S3 object storage (extra `store`)."""
