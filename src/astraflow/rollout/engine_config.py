@@ -90,9 +90,5 @@ class EngineVariant(Variant):
         del num_policies, has_evals
         return (0.0,)
 
-    def check_machine(self) -> None:
-        """Checks the machine before rollout services start. Raises: ConfigError if it can't run the
-        engine."""
-
     def check_services(self, *, num_policies: int, num_services: int, has_evals: bool) -> None:
         """Raises: ConfigError if the engine can't serve this number of policies for these services."""

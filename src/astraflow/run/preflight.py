@@ -429,13 +429,6 @@ def _check_eval_size(name: str, recipe: Recipe, sources: OpenSources) -> None:
 # --- what a start needs ---------------------------------------------------------------------------
 
 
-def _check_engine(examined: Examined) -> None:
-    """Checks the requirements of the engine. Raises: ConfigError if this machine lacks what it needs."""
-    engine = examined.recipe.rollout.engine
-    if isinstance(engine, EngineVariant) and examined.recipe.has_services_here:
-        engine.check_machine()
-
-
 def _check_addresses(examined: Examined) -> None:
     """Checks the ports in the recipe.
 
@@ -509,7 +502,6 @@ CHECKS: Sequence[Check] = (
 """The checks in the order in which they are made. Those of packages and of the machine follow."""
 
 _LAST: Sequence[Check] = (
-    Check("engine on this machine", _PARTS, _check_engine),
     Check("ports", ("folder",), _check_addresses),
     Check("certificates", ("folder",), _check_certificates),
 )

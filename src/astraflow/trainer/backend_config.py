@@ -44,6 +44,8 @@ class TorchBackendConfig(Config):
     name: Literal["torch"] = "torch"
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the forward and backward passes; weights and optimizer state stay float32."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Data type of the logits: `dtype`, or `float32`, which needs the same `rollout.engine.head_dtype`."""
     device: str = "cpu"
     """Device, e.g. `cpu` or `cuda:0`."""
     num_threads: int = Field(default=1, ge=1, le=1024)

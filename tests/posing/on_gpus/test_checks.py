@@ -119,3 +119,15 @@ def test_an_old_driver_is_named(tmp_path: Path) -> None:
     text = refusal(on_gpus(tmp_path), **{PROBLEM_VARIABLE: problem})
     assert "can't use GPU 0: The NVIDIA driver on your system is too old (found version 11040)" in text
     assert "update the driver, or install a build for its CUDA" in text
+
+
+@in_this_process
+def test_kv_caches_beyond_an_engines_share_are_refused_with_what_is_missing(tmp_path: Path) -> None:
+    engine = {"name": "torch", "device": "cuda:0", "gpu_share": 0.5, "num_slots": 65_536, "max_context": 64}
+    text = refusal(on_gpus(tmp_path, engine=engine), **{CAPACITY_VARIABLE: "200000000"})
+    assert re.search(
+        r"gpu_share gives rollout-0 0\.1 GB, but weights and KV caches need [\d.]+ GB more", text
+    )
+    del engine["gpu_share"]
+    text = refusal(on_gpus(tmp_path, engine=engine), **{CAPACITY_VARIABLE: "200000000"})
+    assert re.search(r"has 0\.2 of 0\.2 GB free, but rollout-0 need at least [\d.]+ GB, [\d.]+ GB more", text)

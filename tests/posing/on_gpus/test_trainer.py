@@ -15,6 +15,7 @@ from astraflow.models.loading import torch_tensor
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch import memory
+from astraflow.trainer.torch.head import chunked_logprobs
 from astraflow.trainer.torch.lean_adam import LeanAdamW
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from drivers.rank_runs import CASES, make_experts
@@ -163,3 +164,21 @@ def test_a_step_that_runs_out_of_memory_says_what_was_expected(dense: Path) -> N
             learner.train_step(make_batch(make_samples(), step=1))
     finally:
         gpus.set_capacity(80 << 30)
+
+
+def test_a_float32_head_multiplies_16_bit_numbers_without_rounding_the_logits() -> None:
+    hidden = (4 * torch.randn(600, 64, generator=torch.Generator().manual_seed(0))).bfloat16()
+    weight = torch.randn(9_000, 64, generator=torch.Generator().manual_seed(1))
+    found: list[tuple[torch.Tensor, ...]] = []
+    for device in ("cpu", GPU):
+        given = hidden.to(device).requires_grad_()
+        head = weight.to(device).requires_grad_()
+        ids = torch.arange(600, device=device)
+        logprobs, entropies = chunked_logprobs(given, head, ids, entropy="gradient", is_wide=True)
+        assert entropies is not None
+        loss = logprobs.mean() + entropies.mean()
+        found.append((logprobs, entropies, *torch.autograd.grad(loss, (given, head))))
+    for on_cpu, on_gpu in zip(*found, strict=True):
+        assert on_gpu.dtype == on_cpu.dtype
+        assert float((on_gpu.cpu() - on_cpu).detach().norm() / on_cpu.detach().norm()) < 1e-2
+    assert float((found[0][0] - found[1][0].cpu()).detach().abs().max()) < 1e-4

@@ -27,8 +27,13 @@ from astraflow.user_input.extras import install_hint
 from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, ask_program, find_interpreter, last_line
 from astraflow.user_input.mistakes import as_written, hint
 
-__all__ = ["GpuUser", "check_devices", "check_shared_memory", "check_shares", "gpu_users"]
+__all__ = ["FOR_CHECKS", "GpuUser", "check_devices", "check_shared_memory", "check_shares", "gpu_users"]
 
+FOR_CHECKS = (
+    "the torch engine on a GPU is for checks: about 5,000 to 8,000 tokens/s at 1.7B, computed and not "
+    "measured; for a whole run, set rollout.engine.name to vllm (docs/models.md#vllm)"
+)
+"""What every report says of a torch engine on a GPU."""
 _DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xla", "xpu")
 """Kinds of PyTorch devices on which a model can run."""
 _GPU_FILES = ("nvidiactl", "nvidia0", "kfd", "dxg", "nvhost-gpu", "nvmap")
@@ -114,6 +119,9 @@ def check_devices(recipe: Recipe) -> Finding | None:
             _check_gpu(label, gpu, users.get(label, ()), own)
     _check_ranks(recipe, next(iter(reports.values()), _GpuReport()))
     lines = [f"GPU {gpu}: {', '.join(user.name for user in own)}" for gpu, own in users.items()]
+    engine = recipe.rollout.engine
+    if isinstance(engine, TorchEngineConfig) and engine.device.startswith("cuda"):
+        return Finding("warn", "users of GPUs", ", ".join(lines), FOR_CHECKS)
     return Finding("ok", "users of GPUs", ", ".join(lines)) if lines else None
 
 
@@ -133,18 +141,23 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
     for idx in range(recipe.max_services if recipe.has_services_here else 0):
         lists = recipe.rollout.gpus
         gpus = _labels(lists[idx % len(lists)].split(",")) if lists else []
+        num_bytes = 0.0
         if isinstance(engine, TorchEngineConfig) and engine.device.startswith("cuda"):
             number = int(engine.device.partition(":")[2] or 0)
             gpus = gpus[number : number + 1] if lists else _labels([number])
             shares = (engine.gpu_share * len(recipe.policies),)
             size = 4.0 if engine.dtype == "float32" else 2.0
-            num_bytes = size * sum(known_parameters(p.model_dir) for p in recipe.policies.values())
+            # An evaluation needs a second copy of a model that changes, with a cache of its own.
+            copies = {True: 1, False: 2 if recipe.eval.sets else 1}
+            num_bytes = size * sum(
+                copies[policy.role == "frozen"] * known_parameters(policy.model_dir)
+                for policy in recipe.policies.values()
+            )
             if engine.num_slots != "auto":  # otherwise the engine chooses by what is free
-                num_bytes += engine.num_slots * slot_bytes(recipe, with_evals=False)
+                num_bytes += engine.num_slots * slot_bytes(recipe)
         elif isinstance(engine, EngineVariant):
             num_policies = len(recipe.policies)
             shares = engine.gpu_shares(num_policies=num_policies, has_evals=bool(recipe.eval.sets))
-            num_bytes = 0.0
         else:
             continue
         if not shares:  # it only uses servers that run already
@@ -198,6 +211,14 @@ def _check_gpu(label: str, gpu: _Gpu, users: Sequence[GpuUser], report: _GpuRepo
             f"kernels ({', '.join(report.arches)}); install a build of PyTorch that supports it, or "
             "use another GPU"
         )
+    for user in users:
+        share = sum(user.shares) * gpu.total
+        if 0 < share < user.num_bytes:
+            raise ConfigError(
+                f"{where}: rollout.engine.gpu_share gives {user.name} {share / 1e9:.1f} GB, but weights and "
+                f"KV caches need {(user.num_bytes - share) / 1e9:.1f} GB more; raise it, or lower "
+                "rollout.engine.num_slots"
+            )
     need = sum(user.num_bytes for user in users)
     if need <= gpu.free:
         return
@@ -210,7 +231,7 @@ def _check_gpu(label: str, gpu: _Gpu, users: Sequence[GpuUser], report: _GpuRepo
         )
     else:
         advice = "other processes take the rest: end them (`nvidia-smi` lists them), or use another GPU"
-    raise ConfigError(f"{text} {need / 1e9:.1f} GB; {advice}")
+    raise ConfigError(f"{text} {need / 1e9:.1f} GB, {(need - gpu.free) / 1e9:.1f} GB more; {advice}")
 
 
 def _check_ranks(recipe: Recipe, report: _GpuReport) -> None:

@@ -82,10 +82,15 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
     """Servers to use instead of starting new ones."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of weights and computation. Attention kernels on a GPU need a 16-bit type."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Data type of the logits: `dtype`, or `float32`, which needs the same `train.backend.head_dtype` of each
+    trained policy. Their rounding to bfloat16 is most of the distance between engine and trainer."""
     start_timeout_s: float = Field(default=900.0, gt=0)
     """Maximum time, in seconds, from the start or restart of the server until it serves."""
     share_option: ClassVar[str] = ""
     """The option in `args` that states the server's share of a GPU's memory."""
+    tested: ClassVar[str] = ""
+    """The version of the server that was tested, without its last part."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Maximum time, in seconds, for one update of the weights, or one request other than a completion.
     Completions end with their episode: `rollout.episode_timeout_s`."""
@@ -130,13 +135,12 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         most = num_everywhere + max(placed.values(), default=0)
         return (share,) * (most * (1 + has_evals))
 
-    def check_machine(self) -> None:
-        """Checks the arguments and the interpreter.
+    def check_machine(self) -> str:
+        """Checks the arguments and the interpreter, and says which server that has.
 
-        Raises: ConfigError if `args` has an option of another server, or `python` doesn't exist, or lacks the
-        server.
+        Raises: ConfigError if `args` has an option of another server, or `python` can't run this one here.
         """
-        from astraflow.addons.inference_servers.server_process import check_python
+        from astraflow.addons.inference_servers.server_build import check_build
 
         given = [
             arg.partition("=")[0]
@@ -149,8 +153,27 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
                     f"rollout.engine.args has {other.share_option}, an option of another server; that of "
                     f"{self.name} is {self.share_option}"
                 )
-        if not self.attach.url:
-            check_python(self.python, library=self.name, env=self.env)
+        for arg in (*self.args, *(arg for own in self.servers.values() for arg in own.args)):
+            option = arg.replace("_", "-").partition("=")[0]
+            is_whole = option == "--hf-overrides" and self.has_wide_head
+            if is_whole or "head_dtype" in arg or option == "--enable-fp32-lm-head":
+                raise ConfigError(
+                    f"rollout.engine.args has {arg!r}; for a float32 head, set rollout.engine.head_dtype "
+                    "instead, and write other overrides as --hf-overrides.KEY VALUE, which vLLM joins with it"
+                )
+        if self.attach.url and self.has_wide_head:
+            raise ConfigError(
+                "rollout.engine.head_dtype = 'float32' is for servers that the engine starts; leave it or "
+                "attach.url out"
+            )
+        if self.attach.url:
+            return ""
+        return check_build(self.python, library=self.name, tested=self.tested, env=self.env)
+
+    @property
+    def has_wide_head(self) -> bool:
+        """Whether the server must be told to compute its logits in float32."""
+        return self.head_dtype == "float32" != self.dtype
 
     def check_services(self, *, num_policies: int, num_services: int, has_evals: bool) -> None:
         """Checks that attached servers suffice: each holds the weights of one policy, for one service."""
@@ -182,6 +205,7 @@ class VllmEngineConfig(ServerEngineConfig):
 
     name: Literal["vllm"] = "vllm"
     share_option: ClassVar[str] = "--gpu-memory-utilization"
+    tested: ClassVar[str] = "0.32"
     on_update: Literal["recompute", "keep"] = "recompute"
     """What happens to the KV cache of running requests when new weights arrive. `recompute`: vLLM computes it
     again with the new weights. `keep`: it keeps that of the older ones, and the stream `kept_kv` is 1 for the
@@ -208,6 +232,7 @@ class SglangEngineConfig(ServerEngineConfig):
 
     name: Literal["sglang"] = "sglang"
     share_option: ClassVar[str] = "--mem-fraction-static"
+    tested: ClassVar[str] = "0.5"
     python: str = ".venv-sglang/bin/python"
     """Python interpreter that has SGLang installed; a path is relative to the folder that the command runs
     in."""

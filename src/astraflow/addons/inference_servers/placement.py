@@ -1,21 +1,60 @@
-"""Checks which GPUs of a service the servers of each policy use."""
+"""Checks the servers of a recipe: what they compute, where they run, and which GPUs of a service they use."""
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe
-from astraflow.user_input.mistakes import hint
+from astraflow.rollout.engine_config import TorchEngineConfig
+from astraflow.run.checks import Check, Examined, Finding
+from astraflow.trainer.backend_config import torch_settings
+from astraflow.user_input.mistakes import as_written, hint
 
-__all__ = ["check_servers", "gpus_per_service"]
+__all__ = ["BUILD_CHECK", "check_servers", "gpus_per_service"]
+
+
+def _check_build(examined: Examined) -> Finding | None:
+    engine = examined.recipe.rollout.engine
+    if not isinstance(engine, ServerEngineConfig) or not examined.recipe.has_services_here:
+        return None
+    text = engine.check_machine()
+    return Finding("ok", "server of the engine", text) if text else None
+
+
+BUILD_CHECK = Check("server of the engine", ("recipe", "parts"), _check_build)
 
 
 def check_servers(recipe: Recipe) -> None:
-    """Checks `rollout.engine.servers`.
+    """Checks the heads of engine and trainer, and `rollout.engine.servers`. Raises: ConfigError."""
+    _check_heads(recipe)
+    engine = recipe.rollout.engine
+    if isinstance(engine, ServerEngineConfig) and engine.servers:
+        _check_gpus(recipe, engine)
 
-    Raises: ConfigError if it names another policy, or GPUs that a service doesn't have, or leaves one unused.
+
+def _check_heads(recipe: Recipe) -> None:
+    """Raises: ConfigError if one of engine and trainer has a float32 head, and the other rounds its logits.
+
+    They would differ more than if both rounded alike.
     """
     engine = recipe.rollout.engine
-    if not isinstance(engine, ServerEngineConfig) or not engine.servers:
+    if not isinstance(engine, ServerEngineConfig | TorchEngineConfig):
         return
+    head = engine.head_dtype if isinstance(engine, ServerEngineConfig) else "model"
+    for name, policy in recipe.trained.items():
+        if (backend := torch_settings(policy.train.backend)) is None:
+            continue
+        where = as_written(f"policies.{name}.train.backend")
+        sides = {"rollout.engine": (engine.dtype, head), where: (backend.dtype, backend.head_dtype)}
+        rounding = [side for side, dtypes in sides.items() if "float32" not in dtypes]
+        if rounding and "float32" in (head, backend.head_dtype):
+            raise ConfigError(
+                f"{rounding[0]} rounds its logits to {sides[rounding[0]][0]}, but the other side has "
+                "head_dtype: float32; set that on both sides (torch engine: dtype: float32) or on neither"
+            )
+
+
+def _check_gpus(recipe: Recipe, engine: ServerEngineConfig) -> None:
+    """Raises: ConfigError if `rollout.engine.servers` names another policy, or GPUs that a service doesn't
+    have, or leaves one unused."""
     where = "rollout.engine.servers"
     for name in engine.servers:
         if name not in recipe.policies:

@@ -94,6 +94,8 @@ class ServerLife:
         self._url = url
         self._folder = folder
         self._changed = changed
+        self._is_checked = False
+        """Whether this machine can run the server's build, which doesn't change between starts."""
         self._http: ServerHttp | None = None
         self._process: EngineServerProcess | None = None
         self._distrusted = asyncio.Event()
@@ -243,9 +245,14 @@ class ServerLife:
             address.url, socket=address.socket, token=address.key, timeout_s=self._config.request_timeout_s
         )
         self._http = http
-        python = server_program(self._config.python)
+        config = self._config
+        if not self._is_checked:
+            build = await asyncio.to_thread(config.check_machine)
+            _log.info("%s: %s", self.name, build)
+            self._is_checked = True
+        python = server_program(config.python)
         command = self._api.command(
-            self._config, python=python, model=self._served.model, address=address, label=label
+            config, python=python, model=self._served.model, address=address, label=label
         )
         async with start_turn(self.name, server_environment(command.env)):
             self._process = await EngineServerProcess.start(

@@ -19,9 +19,8 @@ from astraflow.service.kept_process import Care, KeptProcess, OutputLines
 from astraflow.service.loopback import proxy_exemptions
 from astraflow.service.memory import MemoryRecord
 from astraflow.service.restarts import end_text
-from astraflow.user_input.interpreters import ask_program, last_line
 
-__all__ = ["EngineServerProcess", "check_python", "server_environment", "server_program"]
+__all__ = ["EngineServerProcess", "server_environment", "server_program"]
 
 _log = logging.getLogger(__name__)
 
@@ -152,26 +151,3 @@ def _names_error(line: str) -> bool:
     """Checks whether a line contains something like `ValueError: no such head`. Takes linear time."""
     names = (match[0].rpartition(":")[0] for match in _ERROR.finditer(line))
     return any(name.endswith(("Error", "Exception")) for name in names) and not _LOWER_LEVEL.search(line)
-
-
-def check_python(name: str, *, library: str, env: Mapping[str, str]) -> None:
-    """Checks the Python of an engine's server.
-
-    Raises: ConfigError if it doesn't exist or doesn't have the server installed.
-    """
-    python = server_program(name)
-    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
-    where = f"rollout.engine.python = {name!r}"
-    try:
-        answer = ask_program([python, "-c", find], env=server_environment(env))
-    except OSError as err:
-        raise ConfigError(
-            f"{where} cannot be run: {err.strerror}; expected the Python of an environment that has "
-            f"{library} installed"
-        ) from err
-    if answer.returncode:
-        reason = last_line(answer.stderr)
-        raise ConfigError(
-            f"{where} has no {library}{f': {reason}' if reason else ''}; install it there, e.g. with "
-            f"`{python} -m pip install {library}`, or name another Python"
-        )

@@ -80,6 +80,7 @@ class SglangApi:
             _LAUNCH,
             *(word for option in options.items() for word in option),
             "--enable-metrics",
+            *(("--enable-fp32-lm-head",) if config.has_wide_head else ()),
             *config.args,  # last, so that the recipe's own options take precedence
         )
         env = {"OMP_NUM_THREADS": str(config.num_threads), **config.env, _KEY_VARIABLE: address.key}

@@ -87,6 +87,7 @@ class VllmApi:
             "--enable-scale-out",
             "--disable-uvicorn-access-log",
             *(("--no-enable-prefix-caching",) if keeps_cache(config) else ()),
+            *(("--hf-overrides.head_dtype", "float32") if config.has_wide_head else ()),
             *config.args,  # last, so that the recipe's own options take precedence
         )
         env = {

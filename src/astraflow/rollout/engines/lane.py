@@ -30,7 +30,7 @@ from astraflow.models.loading import FittedTensors, empty_causal_lm, install_ten
 from astraflow.protocols import SlotName
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.branches import Branches
-from astraflow.rollout.engines.cache import KvCache
+from astraflow.rollout.engines.cache import KvCache, row_moves
 from astraflow.rollout.engines.ended import Ended
 from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.forward import Forward, make_forward
@@ -319,7 +319,7 @@ class Lane:
         self._share(sources, targets, branches.positions)
         # New branches stand at the end whatever their length. Branches of similar length are moved together
         # now, since each block of the cache costs as much as its longest row.
-        movers, places = self.cache.moves(branches.positions[: branches.count])
+        movers, places = row_moves(branches.positions[: branches.count] + 1)
         if len(movers):
             self.cache.move(movers, places, int(branches.positions[movers].max()))
             live = slice(rows.count)

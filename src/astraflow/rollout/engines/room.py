@@ -33,13 +33,13 @@ def fitting_slots(config: TorchEngineConfig, shape: CacheShape, num_slots: Liter
         num_slots = next((num for num in SLOT_STEPS if num * each <= _SHARE * free), SLOT_STEPS[-1])
         text = "the KV cache has %d slots of %d tokens (%.0f MB), because %.0f MB of memory are free"
         _log.info(text, num_slots, config.context, num_slots * each / 1e6, free / 1e6)
-    if num_slots * each > free:
+    if (lacking := num_slots * each - free) > 0:
         most = int(free // each)
         remedy = f"lower rollout.engine.num_slots to {most} or less, or " if most else "lower "
         raise MemoryError(
             f"the KV cache of {num_slots} slots x {config.context:,} tokens needs "
-            f"{num_slots * each / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB of memory are free on "
-            f"{config.device}; {remedy}rollout.engine.max_context, or run fewer rollout services"
+            f"{num_slots * each / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free on {config.device}, "
+            f"{lacking / 1e6:,.0f} MB too few; {remedy}rollout.engine.max_context, or run fewer services"
         )
     return num_slots
 

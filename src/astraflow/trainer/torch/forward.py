@@ -117,6 +117,7 @@ class TrainerForward:
         self._image_feed = None if images is None else ImageFeed(cast("Any", model), images)
         self._compiles = config.compile_layers
         self._vocab_size = vocab_size
+        self._has_wide_head = config.dtype == "bfloat16" and config.head_dtype == "float32"
         self._is_tried = False
         if not any(parameter.is_meta for parameter in model.parameters()):
             self.try_layouts()
@@ -130,6 +131,11 @@ class TrainerForward:
             _offer_attention(is_compiled=self._compiles)
             self.is_packed = self._packed_is_exact()
         self._has_plain_head = self._try(self._is_head_plain)
+        if self._has_wide_head and not self._has_plain_head:
+            raise ConfigError(
+                f"train.backend.head_dtype = 'float32': {type(self._model).__name__} scales or caps its "
+                "logits, or its head has a bias or adapters; leave it out, and in rollout.engine too"
+            )
         _log.info(
             "%s: %s layout, %s output head",
             type(self._model).__name__,
@@ -280,12 +286,15 @@ class TrainerForward:
         hot = None
         if (temperatures != 1).any():
             hot = torch.from_numpy(temperatures).to(self._device, non_blocking=True)[:, None]
-        if self._has_plain_head and is_head_large(len(packed.target_ids), self._vocab_size):
+        is_wide = self._has_wide_head
+        if is_wide or (self._has_plain_head and is_head_large(len(packed.target_ids), self._vocab_size)):
             with self._precision():
                 hidden = self._hidden(packed)
-            hidden = (hidden if hot is None else hidden / hot).to(DTYPES[self._dtype])
+            low = DTYPES[self._dtype]
+            hidden = hidden.to(low) if hot is None else hidden.to(low) / hot
+            hidden = hidden if is_wide else hidden.to(low)
             head = cast("Tensor", self._model.get_output_embeddings().weight)
-            return chunked_logprobs(hidden, head, packed.target_ids, entropy=entropy)
+            return chunked_logprobs(hidden, head, packed.target_ids, entropy=entropy, is_wide=is_wide)
         logits = self._outputs(packed)
         if hot is not None:
             logits = logits / hot

@@ -44,24 +44,30 @@ def chunked_logprobs(
     target_ids: Tensor,
     *,
     entropy: EntropyUse = "none",
+    is_wide: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Logprobs of `target_ids` under softmax(hidden @ weight.T), and the entropies of these distributions.
 
     For other temperatures, divide `hidden` by them, which costs less than dividing the logits.
     Shapes: hidden [P, D], weight [V, D], target_ids [P]; results [P], float32, in nats.
-    Logits are computed in the dtype of `hidden`, everything else in float32. Gradient: through `hidden` and
+    Logits are computed in the dtype of `hidden`, everything else in float32. `is_wide`: the weight is rounded
+    to bfloat16, and the logits aren't, as in a server with a float32 head. Gradient: through `hidden` and
     `weight`, from the logprobs and, with `entropy="gradient"`, from the entropies.
     """
+    is_mixed = is_wide and hidden.is_cuda and hidden.dtype != torch.float32
+    if is_wide and not is_mixed:  # only GPUs have products of 16-bit numbers that aren't rounded
+        hidden = hidden.float()
+        weight = weight.bfloat16().float()
     logprobs, entropies = cast(
-        "tuple[Tensor, Tensor]", _ChunkedHead.apply(hidden, weight, target_ids, entropy)
+        "tuple[Tensor, Tensor]", _ChunkedHead.apply(hidden, weight, target_ids, entropy, is_mixed)
     )
     return logprobs, None if entropy == "none" else entropies
 
 
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, target_ids: Tensor, entropy: EntropyUse
+    def forward(  # noqa: PLR0917 - autograd passes them by position
+        ctx: Any, hidden: Tensor, weight: Tensor, target_ids: Tensor, entropy: EntropyUse, is_mixed: bool
     ) -> tuple[Tensor, Tensor]:
         low = weight.to(hidden.dtype)
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
@@ -69,7 +75,7 @@ class _ChunkedHead(torch.autograd.Function):
         norms = torch.empty_like(logprobs)
         reusable: list[Tensor] = []
         for chunk in _chunks(len(hidden), num_chunk_tokens(len(weight))):
-            products = _products(hidden[chunk], low)
+            products = _products(hidden[chunk], low, is_mixed)
             for rows, own in _parts(chunk, products):
                 # One number per token is kept: the backward pass rebuilds the softmax from it.
                 largest = products[own].amax(-1, keepdim=True).float()
@@ -83,6 +89,7 @@ class _ChunkedHead(torch.autograd.Function):
                 norms[rows] = largest[:, 0] + total.log()
             reusable = [products] if len(hidden) == len(products) and ctx.needs_input_grad[0] else []
         ctx.entropy = entropy
+        ctx.is_mixed = is_mixed
         if entropy != "gradient":
             ctx.mark_non_differentiable(entropies)
         ctx.save_for_backward(hidden, weight, target_ids, norms, entropies, low, *reusable)
@@ -92,7 +99,7 @@ class _ChunkedHead(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides the names
         ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None]:
+    ) -> tuple[Tensor | None, ...]:
         """d logprob / d logits = onehot - p; d entropy / d logits = -p * (log p + entropy)."""
         grad_logprobs, grad_entropies = grad_outputs
         saved = cast("tuple[Tensor, ...]", ctx.saved_tensors)
@@ -101,7 +108,7 @@ class _ChunkedHead(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight: Tensor | None = None
         for chunk in _chunks(len(hidden), num_chunk_tokens(len(weight))):
-            products = reusable[0] if reusable else _products(hidden[chunk], low)
+            products = reusable[0] if reusable else _products(hidden[chunk], low, ctx.is_mixed)
             grads = torch.empty_like(products) if reusable else products
             for rows, own in _parts(chunk, products):
                 logs = products[own] - norms[rows, None]
@@ -112,12 +119,13 @@ class _ChunkedHead(torch.autograd.Function):
                 grad = logs.exp_().mul_(slope)
                 grad.scatter_add_(1, target_ids[rows, None], grad_logprobs[rows, None])
                 grads[own] = grad
+            grads = grads.to(low.dtype)
             if grad_hidden is not None:
                 torch.mm(grads, low, out=grad_hidden[chunk])
             if needs_weight:
                 added = grads.t() @ hidden[chunk]
                 grad_weight = added.to(weight.dtype) if grad_weight is None else grad_weight.add_(added)
-        return grad_hidden, grad_weight, None, None
+        return grad_hidden, grad_weight, None, None, None
 
 
 def _chunks(num_tokens: int, size: int) -> Iterator[slice]:
@@ -136,7 +144,7 @@ def _parts(chunk: slice, products: Tensor) -> Iterator[tuple[slice, slice]]:
         yield slice(chunk.start + part.start, chunk.start + part.stop), part
 
 
-def _products(hidden: Tensor, weight: Tensor) -> Tensor:
-    """[rows, V]: the logits, in the dtype of `hidden`."""
+def _products(hidden: Tensor, weight: Tensor, is_mixed: bool) -> Tensor:
+    """[rows, V]: the logits, in the dtype of `hidden`, or in float32 if `is_mixed`."""
     with torch.autocast(hidden.device.type, enabled=False):
-        return hidden @ weight.t()
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32) if is_mixed else hidden @ weight.t()

@@ -1,8 +1,11 @@
 """Attention over slots against attention written out."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, causal_attention, row_moves
 
@@ -146,3 +149,39 @@ def test_moved_rows_attend_as_before() -> None:
     moved = [sequences[i] for i in (2, 0, 1)]
     for row, out in enumerate(decode_last(cache, moved, RULES[0])):
         assert torch.allclose(out, full_attention(*moved[row], RULES[0])[-1], atol=1e-5)
+
+
+class Reads(TorchDispatchMode):
+    """Counts the calls of attention, and the keys and values that they read."""
+
+    num_calls = 0
+    num_values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bmm.default:
+            self.num_calls += 1
+            self.num_values += args[1].numel()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_calls", "frac"),
+    [
+        ([4000] * 16 + [200] * 112, 4, 0.25),  # two blocks, each of keys and of values
+        ([4000] * 128, 2, 1.0),
+        ([300] * 64 + [200] * 64, 2, 1.0),  # another call would take longer than the padding
+    ],
+)
+def test_off_a_cpu_rows_are_cut_into_blocks_if_that_saves_more_than_a_call_costs(
+    lengths: list[int], num_calls: int, frac: float
+) -> None:
+    shape = CacheShape(1, 8, 128, 128, torch.bfloat16, torch.device("meta"))
+    cache = KvCache(shape, num_slots=len(lengths), max_context=4096)
+    cache.begin_step(np.array(lengths) - 1)
+    query, keys = (
+        torch.zeros(len(lengths), num, 128, dtype=torch.bfloat16, device="meta") for num in (16, 8)
+    )
+    with Reads() as reads:
+        cache.attend(0, query, keys, keys, AttentionRule(scale=0.1))
+    assert reads.num_calls == num_calls
+    assert reads.num_values <= frac * 2 * len(lengths) * 8 * 128 * max(lengths)

@@ -26,7 +26,9 @@ def test_slots_that_are_left_open_take_at_most_a_quarter_of_the_free_memory() ->
 async def test_an_engine_whose_cache_does_not_fit_names_the_number_that_does(tmp_path: Path) -> None:
     snapshot = snapshot_of(make_random_model(), make_model_folder(tmp_path))
     with pytest.raises(
-        ConfigError, match=r"KV cache of 65536 slots x 200,000 tokens needs [\d,]+ MB, but only .* to \d+ or"
+        ConfigError,
+        match=r"KV cache of 65536 slots x 200,000 tokens needs [\d,]+ MB, but only .* "
+        r"free on cpu, [\d,]+ MB too few; .* to \d+ or",
     ):
         make_engine_on(snapshot, num_slots=65_536, max_context=200_000)
 

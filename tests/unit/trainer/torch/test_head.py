@@ -77,3 +77,24 @@ def test_no_tensor_of_all_logits_is_kept_for_the_backward_pass() -> None:
         kept.clear()
         plain(inputs)
         assert max(kept) == NUM_TOKENS * VOCAB_SIZE
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_wide_head_rounds_its_operands_but_not_its_logits(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = (6 * torch.randn(NUM_TOKENS, 64, generator=generator)).bfloat16()
+    weight = (0.1 * torch.randn(VOCAB_SIZE, 64, generator=generator)).requires_grad_()
+    ids = torch.randint(0, VOCAB_SIZE, (NUM_TOKENS,), generator=generator)
+    served = hidden.double() @ weight.bfloat16().double().t() / temperature
+    expected = torch.log_softmax(served, -1).gather(1, ids[:, None])[:, 0]
+    errors: dict[bool, float] = {}
+    for is_wide in (True, False):
+        scaled = hidden if temperature == 1 else hidden / torch.full((NUM_TOKENS, 1), temperature)
+        given = (scaled if is_wide else scaled.bfloat16()).requires_grad_()
+        logprobs, _ = chunked_logprobs(given, weight, ids, is_wide=is_wide)
+        errors[is_wide] = float((logprobs - expected).detach().abs().mean())
+        gradient = torch.autograd.grad(logprobs.sum(), weight)[0]
+        right = torch.autograd.grad(expected.sum(), weight, retain_graph=True)[0]
+        assert float((gradient - right).norm() / right.norm()) < (1e-2 if is_wide else 3e-2)
+    assert errors[True] < 1e-4
+    assert errors[False] > 5e-3

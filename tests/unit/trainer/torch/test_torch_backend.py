@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError, TrainingError, WireError
@@ -607,3 +608,25 @@ def test_a_loss_of_the_users_own_reads_a_stream_or_refuses_a_batch_without_it(mo
     assert metric(doubled, "loss") == pytest.approx(2 * metric(plain, "loss"))
     with pytest.raises(WireError, match=r"stream 'own' is missing, but train\.loss reads it"):
         make(model_dir, loss=use).train_step(make_batch(make_samples(seed=4)))
+
+
+def test_a_float32_head_changes_only_how_logits_are_rounded(model_dir: Path) -> None:
+    samples = with_true_logprobs(model_dir, make_samples(seed=2))
+    found: list[float] = []
+    for dtypes in ({}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "head_dtype": "float32"}):
+        result = make(model_dir, backend={"name": "torch", **dtypes}).train_step(make_batch(samples))
+        found.append(metric(result, "behavior_gap"))
+    exact, low, wide = found
+    assert exact < 1e-5 < wide < low
+
+
+def test_a_float32_head_is_refused_for_a_model_that_caps_its_logits(tmp_path: Path) -> None:
+    config = Gemma2Config(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, final_logit_softcapping=0.05,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    backend = {"name": "torch", "dtype": "bfloat16", "head_dtype": "float32"}
+    with pytest.raises(ConfigError, match=r"Gemma2ForCausalLM scales or caps its logits.* leave it out"):
+        make(tmp_path, backend=backend)

@@ -70,8 +70,10 @@ def plan(
     Examples: `astraflow plan math/tiny --from runs/math --pool 2 --pool 4`, `astraflow plan my.yaml --given
     speeds.yaml --pool spot=6,on_demand=2`.
     """
+    from astraflow.addons.doctor.gpu_checks import FOR_CHECKS
     from astraflow.recipe.gallery import recipe_file
     from astraflow.recipe.recipe import load_recipe
+    from astraflow.rollout.engine_config import TorchEngineConfig
     from astraflow_paced.forecast.forecast import forecast, parse_pool
     from astraflow_paced.forecast.forecast_table import show_forecasts
 
@@ -86,6 +88,9 @@ def plan(
         forecast(loaded, inputs, shapes, each, steps=steps, trainer_cost=trainer_cost) for each in parsed
     ]
     sys.stdout.write(show_forecasts(inputs, forecasts, as_json=as_json))
+    engine = loaded.rollout.engine
+    if isinstance(engine, TorchEngineConfig) and engine.device.startswith("cuda"):
+        typer.echo(f"Note: {FOR_CHECKS}.", err=True)
 
 
 def _inputs(
