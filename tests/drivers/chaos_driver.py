@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -138,7 +139,7 @@ class _Chaos:
         self._joined: dict[str, subprocess.Popen[bytes]] = {}
         self._leaving: list[subprocess.Popen[bytes]] = []
         self._seen: dict[int, psutil.Process] = {}
-        self._idle_kills, self._num_steps = Counter[str](), dict[str, int]()
+        self._idle_kills, self._newest_step = Counter[str](), dict[str, int]()
         self._launcher: subprocess.Popen[bytes]
         self._stack = contextlib.ExitStack()
         self._network: BadNetwork
@@ -221,13 +222,14 @@ class _Chaos:
             self._idle_kills[name] += name not in self._joined
 
     def _num_idle_kills(self, name: str) -> int:
-        """Kills of a process of the launcher since it last did its work."""
-        log = (self._run_dir / "logs" / f"{name}.log").read_bytes().rpartition(b" starts\n")[2]
-        num_steps = (self._run_dir / "logs" / "trainer-actor.log").read_bytes().count(b" is version ")
-        sign = {"rollout-0": b"serves version", "trainer-actor": b" is version "}.get(name)
-        works = num_steps > self._num_steps.get(name, 0) if sign is None else sign in log
-        if works:
-            self._num_steps[name], self._idle_kills[name] = num_steps, 0
+        """Kills of a process of the launcher since it last did its work, as the launcher counts: to do a step
+        again is none, or a trainer that always fails at the next one would be restarted forever."""
+        logs = self._run_dir / "logs"
+        log = (logs / f"{name}.log").read_bytes().rpartition(b" starts\n")[2]
+        steps = re.findall(rb" step (\d+) is version ", (logs / "trainer-actor.log").read_bytes())
+        step = max(map(int, steps), default=0)
+        if b"serves version" in log if name == "rollout-0" else step > self._newest_step.get(name, 0):
+            self._newest_step[name], self._idle_kills[name] = step, 0
         return self._idle_kills[name]
 
     def _working(self) -> list[str]:
