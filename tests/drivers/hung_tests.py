@@ -5,15 +5,18 @@ event loop, so the report of a test that has timed out also lists where each of 
 
 The exception is lost in code that waits in C or in a finalizer, and nothing ends a teardown that hangs after
 it. Then the test, and all of CI, would wait for ever. So each phase of a test is given `GRACE_S` beyond the
-test's timeout. After that, every thread's stack is printed, and the process ends: under pytest-xdist the test
-fails, and another worker goes on with the rest.
+test's timeout. After that, the process writes every thread's stack, and ends: under pytest-xdist the test
+fails, another worker goes on with the rest, and the summary shows the stacks. The same if a worker crashes.
 """
 
 import asyncio
 import faulthandler
 import inspect
+import os
+import tempfile
 import types
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +25,9 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 __all__ = ["GRACE_S"]
 
 GRACE_S = 120.0
+_FOLDER_VARIABLE = "ASTRAFLOW_STACKS_OF_TESTS"
+"""The folder into which the workers of a session write stacks, if there are any workers."""
+_target = pytest.StashKey[int]()
 
 
 def limit_s(item: pytest.Item) -> float:
@@ -30,10 +36,31 @@ def limit_s(item: pytest.Item) -> float:
     return float(mark.args[0] if mark else item.config.getini("timeout"))
 
 
+@pytest.hookimpl(trylast=True)  # after pytest's own plugin, which would send the stacks of crashes to stderr
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_target] = config.stash[fault_handler_stderr_fd_key]  # descriptor 2 is being captured
+    if worker := getattr(config, "workerinput", None):
+        path = Path(os.environ[_FOLDER_VARIABLE]) / worker["workerid"]
+        config.stash[_target] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        faulthandler.enable(config.stash[_target])
+    else:
+        os.environ[_FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="stacks-")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if hasattr(terminalreporter.config, "workerinput"):  # a worker has a summary, too, which nobody sees
+        return
+    folder = Path(os.environ[_FOLDER_VARIABLE])
+    for path in sorted(folder.iterdir()):
+        if text := path.read_text(errors="replace"):
+            terminalreporter.section(f"stacks of {path.name}, which hung or crashed")
+            terminalreporter.write_line(text)
+        path.unlink()
+    folder.rmdir()
+
+
 def ended_if_hung(item: pytest.Item) -> Generator[None, object, object]:
-    # pytest's own copy of stderr, as descriptor 2 is being captured
-    stderr = item.config.stash[fault_handler_stderr_fd_key]
-    faulthandler.dump_traceback_later(limit_s(item) + GRACE_S, exit=True, file=stderr)
+    faulthandler.dump_traceback_later(limit_s(item) + GRACE_S, exit=True, file=item.config.stash[_target])
     try:
         return (yield)
     finally:

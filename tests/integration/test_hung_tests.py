@@ -1,4 +1,4 @@
-"""A test that its timeout can't end fails with its stack, and the others go on."""
+"""A test that its timeout can't end, or that crashes, fails with its stack, and the others go on."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ from drivers.system_driver import ROOT
 
 HANGS = """
 import asyncio
+import os
 import time
 import pytest
 
@@ -32,6 +33,9 @@ def swallower():
 def test_whose_teardown_swallows_the_timeout(swallower):
     pass
 
+def test_that_crashes():
+    os.abort()
+
 @pytest.mark.parametrize("number", range(3))
 def test_of_others(number):
     pass
@@ -54,6 +58,8 @@ def test_tests_that_hang_fail_and_say_where(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "crashed while running 'test_it.py::test_whose_teardown_swallows_the_timeout'" in done.stdout
-    assert "in swallower" in done.stderr
-    assert "2 failed, 4 passed" in done.stdout, done.stdout
+    assert "stacks of gw0, which hung or crashed" in done.stdout
+    assert "in swallower" in done.stdout
+    assert "Fatal Python error: Aborted" in done.stdout
+    assert "3 failed, 4 passed" in done.stdout, done.stdout
     assert "in the_inner_one" in done.stdout.partition("where tasks wait")[2]
