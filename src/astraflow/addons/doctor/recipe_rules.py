@@ -4,11 +4,13 @@ from importlib.util import find_spec
 
 from astraflow.addons.doctor.memory import num_parameters
 from astraflow.addons.inference_servers.config import ServerEngineConfig
+from astraflow.config import Use
 from astraflow.losses.config import NoCorrectionConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.rollout.engine_config import ModelEngineConfig, TorchEngineConfig
 from astraflow.run.checks import Check, Examined, Finding
 from astraflow.trainer.backend_config import torch_settings
+from astraflow.trainer.config import TrainConfig
 from astraflow.user_input.mistakes import as_written
 from astraflow.workflows.config import EnvironmentWorkflowConfig
 
@@ -19,7 +21,10 @@ _LARGE = 100_000_000
 
 
 def _check_rules(examined: Examined) -> None:
-    examined.collect("corrections", _check_corrections, examined.recipe)
+    for train in (policy.train for policy in examined.recipe.trained.values()):
+        own = {part.use for part in (train.loss, train.auxiliary.correction) if isinstance(part, Use)}
+        if own.isdisjoint(examined.broken):
+            examined.collect("corrections", _check_correction, train)
     models = [policy.model_dir for name, policy in examined.recipe.policies.items() if name in examined.sound]
     if max(map(num_parameters, models), default=_LARGE) >= _LARGE:
         for where in _float32_places(examined.recipe):
@@ -31,13 +36,12 @@ def _check_rules(examined: Examined) -> None:
 RULES_CHECK = Check("rules of recipes", ("recipe",), _check_rules)
 
 
-def _check_corrections(recipe: Recipe) -> None:
+def _check_correction(train: TrainConfig) -> None:
     """Raises: ConfigError if a loss doesn't go with its correction."""
-    for train in (policy.train for policy in recipe.trained.values()):
-        if not isinstance(train.auxiliary.correction, NoCorrectionConfig) and find_spec("torch"):
-            from astraflow.losses.factory import make_loss  # imports torch, which takes seconds
+    if not isinstance(train.auxiliary.correction, NoCorrectionConfig) and find_spec("torch"):
+        from astraflow.losses.factory import make_loss  # imports torch, which takes seconds
 
-            make_loss(train.loss, train.auxiliary)
+        make_loss(train.loss, train.auxiliary)
 
 
 def _float32_places(recipe: Recipe) -> list[str]:
