@@ -124,7 +124,8 @@ def _is_right(kernel: VarlenKernel, device: str) -> bool:
         for num in (4, 2, 2)
     ]
     positions = np.concatenate([np.arange(length) for length in lengths])
-    output = VarlenRows.of(kernel, positions, device).attend(*heads, 0.2)
+    query, key, value = heads
+    output = VarlenRows.of(kernel, positions, device).attend(query, key, value, 0.2)
     parts = zip(*(_split(each, lengths) for each in heads), strict=True)
     expected = torch.cat(
         [
