@@ -372,10 +372,8 @@ def num_threads(component: Config) -> int:
 
 
 def _allocator_variables(backend: Config) -> dict[str, str]:
-    """Has PyTorch map a GPU's memory in segments that grow, which fragment less, unless the user's variables
-    say otherwise."""
+    """Has PyTorch map a GPU's memory in segments that grow, which fragment less, unless the user decides."""
     settings = torch_settings(backend)
     is_set = any(name in os.environ for name in (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))
-    if is_set or settings is None or not settings.device.startswith("cuda"):
-        return {}
-    return {_ALLOCATOR: "expandable_segments:True"}
+    is_on_gpu = settings is not None and settings.device.startswith("cuda")
+    return {_ALLOCATOR: "expandable_segments:True"} if is_on_gpu and not is_set else {}

@@ -124,8 +124,7 @@ def _is_right(kernel: VarlenKernel, device: str) -> bool:
         for num in (4, 2, 2)
     ]
     positions = np.concatenate([np.arange(length) for length in lengths])
-    query, key, value = heads
-    output = VarlenRows.of(kernel, positions, device).attend(query, key, value, 0.2)
+    output = VarlenRows.of(kernel, positions, device).attend(heads[0], heads[1], heads[2], 0.2)
     parts = zip(*(_split(each, lengths) for each in heads), strict=True)
     expected = torch.cat(
         [
