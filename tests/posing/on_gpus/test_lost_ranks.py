@@ -74,6 +74,8 @@ def test_a_rank_that_fails_within_a_step_ends_the_trainer_in_time_and_is_named(
         for said, (rank, number) in FAULTS.items():
             wait_until(run, has_progress, timeout_s=120)
             ranks = ranks_of(run)
+            inherited = psutil.Process(ranks[1]).environ()  # from rank 0, which may be a fork
+            assert inherited["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
             num_done = num_steps(run)
             order.with_suffix(".new").write_text(f"{ranks[rank]} {int(number)}")
             order.with_suffix(".new").rename(order)
