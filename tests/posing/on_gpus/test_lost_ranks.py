@@ -81,8 +81,7 @@ def test_a_rank_that_fails_within_a_step_ends_the_trainer_in_time_and_is_named(
             order.with_suffix(".new").rename(order)
             wait_until(run, lambda: not order.exists(), timeout_s=60)
             assert not wait_gone(ranks, timeout_s=END_S * slowness()), (said, run.report())
-            last_line = log.read_text().splitlines()[-1]
-            assert "trainer-actor stopped: " in last_line
-            assert said.format(*ranks) in last_line
+            stops = [line for line in log.read_text().splitlines() if "trainer-actor stopped: " in line]
+            assert said.format(*ranks) in stops[-1]  # it may have been started again by now
     finally:
         runs.close()
