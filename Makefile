@@ -42,7 +42,7 @@ help:
 	@echo "make test-ray                       runs on a Ray cluster of several nodes here (installs Ray)"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make test-megatron                  the backend megatron, on CPUs (installs megatron-core)"
-	@echo "make test-gpu                       what only a GPU can show: tests, speed, memory (10 minutes at most)"
+	@echo "make test-gpu                       what only a GPU can show: tests, speed, memory (13 minutes at most)"
 	@echo "make web                            build the page of the viewer from web/ (needs npm)"
 	@echo "make test-browser                   the page in Chromium: a live run, filters, phone, dark mode, axe"
 	@echo "make mutants [SAMPLE=n PACKAGE=x]   break the source in small ways: do the tests notice? (a sample, minutes)"

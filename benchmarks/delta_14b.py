@@ -32,7 +32,7 @@ from astraflow.addons.export.saved_versions import SavedVersions
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.delta.delta import apply_delta, parse_delta
-from astraflow.weights.delta.encoder import encode_delta
+from astraflow.weights.delta.encoder import encode_blocks, encode_header, encode_trailer
 from astraflow.weights.manifest import digest_of, lay_out
 from harness import report, show_table
 from plots import use_style
@@ -122,7 +122,8 @@ def measure(pool: tuple[Words, Words], num: int) -> Kind:
     after = pool[1][chosen]
     table = lay_out([HostTensor("weight", (num,), "bfloat16", before.view(np.uint8))])
     digests = {"base_digest": digest_of(before.view(np.uint8)), "digest": digest_of(after.view(np.uint8))}
-    data = b"".join(encode_delta(before.view(np.uint8), after.view(np.uint8), table, **digests))
+    blocks = [*encode_blocks(before.view(np.uint8), after.view(np.uint8), table)]
+    data = b"".join([encode_header(table, **digests), *blocks, encode_trailer(table, len(blocks))])
     copy = before.copy()
     apply_delta(parse_delta(data, table), copy.view(np.uint8))
     assert np.array_equal(copy, after)

@@ -25,6 +25,8 @@ from astraflow.service.client import ServiceClient
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.memory import memory_need
+from astraflow.trainer.torch.norms import rms_norm
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import GenerateRequest, Sampling
 from astraflow.weights.publisher_client import PublisherClient
@@ -70,6 +72,13 @@ def ceilings(*, is_tiny: bool) -> dict[str, float]:
     """Measures the limits of the machine."""
     device = find_device(is_tiny)
     num_bytes = 2**20 if is_tiny else 2**31
+    norms = {"own": rms_norm, "torch": lambda x, w, eps: torch.nn.functional.rms_norm(x, w.shape, w, eps)}
+    hidden = torch.randn(8_192, 64 if is_tiny else 2_048, device=device, requires_grad=True)
+    weight = torch.ones(hidden.shape[1], device=device, requires_grad=True)
+
+    def both_passes(norm: Callable[..., torch.Tensor]) -> None:
+        torch.autograd.grad(norm(hidden, weight, 1e-6).sum(), (hidden, weight))
+
     there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     here = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device != "cpu")
     gb = num_bytes / 1e9
@@ -78,13 +87,20 @@ def ceilings(*, is_tiny: bool) -> dict[str, float]:
         "memory_gb_s": 2 * gb / seconds_of(lambda: there.clone(), device, 5),
         "to_device_gb_s": gb / seconds_of(lambda: there.copy_(here), device, 5),
         "to_host_gb_s": gb / seconds_of(lambda: here.copy_(there), device, 5),
+        **{
+            f"norm_{name}_s": seconds_of(partial(both_passes, norm), device, 5)
+            for name, norm in norms.items()
+        },
     }
 
 
-def tests(*, is_tiny: bool) -> dict[str, float]:
-    """Runs `pytest -m gpu`."""
-    environment = os.environ | {"ASTRAFLOW_TEST_DEVICE": find_device(is_tiny)}
-    argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"]
+def tests(file: str, num_gpus: int, *, is_tiny: bool) -> dict[str, float]:
+    """Runs the tests of a file that only GPUs, or a CPU in their place, can show."""
+    device = find_device(is_tiny)
+    if num_gpus > 1 and (device == "cpu" or torch.cuda.device_count() < num_gpus):
+        return skipped(file, f"{num_gpus} GPUs")
+    environment = os.environ | {"ASTRAFLOW_TEST_DEVICE": device}
+    argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"tests/gpu/{file}"]
     done = subprocess.run(argv, cwd=ROOT, env=environment, stdout=sys.stderr, check=False)
     return {"exit_code": done.returncode}
 
@@ -107,7 +123,8 @@ def trainer(size: str, num_tokens: int, settings: Mapping[str, Any], *, is_tiny:
     model = random_model(size, device, torch.float32)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     learner = LossLearner(config, TorchBackend(config, model_dir=Path(), model=model))
-    return _time_steps(learner, size, (num_tokens, length, num_weights), device, is_lora="lora" in settings)
+    found = _time_steps(learner, size, (num_tokens, length, num_weights), device, is_lora="lora" in settings)
+    return {**found, "predicted_peak_gb": memory_need(model, config).total / 1e9}
 
 
 def load(size: str, *, is_tiny: bool) -> dict[str, float]:
@@ -295,8 +312,11 @@ _RECOMPUTE = {"activations": "recompute"}
 _LEAN = {**_RECOMPUTE, "optimizer_state": "bfloat16"}
 PHASES: dict[str, Callable[..., dict[str, float]]] = {
     "ceilings": ceilings,
-    "tests": tests,
+    "tests": partial(tests, "test_one_device.py", 1),
     "trainer-1.7b-8k": partial(trainer, "1.7b", 8_192, {}),
+    "trainer-1.7b-8k-compiled": partial(trainer, "1.7b", 8_192, {"compile_layers": True}),
+    "trainer-1.7b-8k-wide": partial(trainer, "1.7b", 8_192, {"head_dtype": "float32"}),
+    "lost-ranks": partial(tests, "test_two_devices.py", 2),
     "engine-1.7b": engine,
     "vllm-1.7b": partial(vllm, "1.7b"),
     "quickstart": quickstart,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.delta.delta import apply_delta, parse_delta
-from astraflow.weights.delta.encoder import encode_delta
+from astraflow.weights.delta.encoder import encode_blocks, encode_header, encode_trailer
 from astraflow.weights.delta.kernels import choose_kernel
 from astraflow.weights.manifest import digest_of, lay_out
 from harness import Runs, interleaved, report, show_table
@@ -92,15 +92,10 @@ class Codec:
 
     def encode(self) -> bytes:
         base_digest, digest = self.digests
-        pieces = encode_delta(
-            self.old.view(np.uint8),
-            self.new.view(np.uint8),
-            self.table,
-            base_digest=base_digest,
-            digest=digest,
-            kernel=choose_kernel(1 << 40),
-        )
-        return b"".join(pieces)
+        header = encode_header(self.table, base_digest=base_digest, digest=digest)
+        versions = (self.old.view(np.uint8), self.new.view(np.uint8))
+        blocks = [*encode_blocks(*versions, self.table, kernel=choose_kernel(1 << 40))]
+        return b"".join([header, *blocks, encode_trailer(self.table, len(blocks))])
 
     def apply(self, data: bytes, repeats: int) -> Runs:
         """Measures the seconds from encoded bytes to a patched and verified buffer."""

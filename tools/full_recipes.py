@@ -58,7 +58,7 @@ Tests rehearse them with chat templates, and compute their memory from the publi
 _SIZES = """## Sizes
 
 Memory is that on one GPU, in GB, as `astraflow doctor` computes it. A service starts one server per policy,
-and as many for evaluation. Tokens are what the KV cache of a server holds. Host memory is that of each
+plus a smaller one for evaluation. Tokens are what the KV cache of a server holds. Host memory is that of each
 trainer process (the first also copies the weights for a checkpoint) and of each rollout service. Hours are
 for all steps of the recipe, without evaluation and without the time that other environments, programs,
 and judges take, at {turn:g} s per turn in a container, {tokens:,} tokens per sample, {speed:,} / (billions
@@ -130,6 +130,11 @@ class FullRecipe:
         return float(self._option(_SHARE)) * self.card_gb
 
     @property
+    def eval_gb(self) -> float:
+        """What a server for evaluation takes of each of its GPUs."""
+        return cast("Any", self.recipe.rollout.engine).eval_share * self.card_gb
+
+    @property
     def gpus_of(self) -> dict[str, int]:
         """How many GPUs generate for each policy, if each policy has its own. Otherwise empty."""
         servers = cast("Any", self.recipe.rollout.engine).servers
@@ -142,14 +147,18 @@ class FullRecipe:
 
     @property
     def servers_per_gpu(self) -> int:
-        """One per policy that generates there, and as many for evaluation."""
-        return 2 if self.gpus_of else 2 * len(self.recipe.policies)
+        """One per policy that generates there. There are as many for evaluation."""
+        return 1 if self.gpus_of else len(self.recipe.policies)
 
     @property
     def cache_tokens(self) -> int:
         """How many tokens the KV cache of a server holds."""
+        return self.tokens_in(self.server_gb)
+
+    def tokens_in(self, server_gb: float) -> int:
+        """How many tokens the KV cache of a server holds that takes so much of each of its GPUs."""
         config, num_weights, _ = self._model
-        room = (self.server_gb - _SERVER_GB) * self.gpus_per_server - 2 * num_weights / GB
+        room = (server_gb - _SERVER_GB) * self.gpus_per_server - 2 * num_weights / GB
         kinds = cast("list[str]", config.get("layer_types") or ["full_attention"])
         # Other layers keep nothing, or the keys of a short window.
         caching = config["num_hidden_layers"] * kinds.count("full_attention") / len(kinds)
@@ -174,7 +183,7 @@ class FullRecipe:
         """The time of a step's episodes in containers, of which only so many run at once."""
         rollout, workflow = self.recipe.rollout, cast("Any", self.recipe.workflow)
         worlds = self.recipe.tasks.environments.values()
-        if not any("container" in cast("Any", world).use for world in worlds):
+        if not any("where" in cast("Any", world).args for world in worlds):
             return 0.0
         policy = next(iter(self.recipe.trained.values()))
         num_episodes = policy.table.group_size * policy.table.batch_groups
@@ -269,8 +278,8 @@ def _size_row(full: FullRecipe) -> str:
         tensor = f" ({' + '.join(map(str, full.gpus_of.values()))} GPUs)"
     return (
         f"| `{full.entry.name}` | {nodes}{full.num_gpus} x {full.card_gb} GB | {trainers} | "
-        f"{full.servers_per_gpu} x {full.server_gb:.0f}{tensor} | {full.cache_tokens // 1000:,}k | "
-        f"{hosts} | {full.hours:.0f} |"
+        f"{full.servers_per_gpu} x {full.server_gb:.0f} + {full.eval_gb:.0f}{tensor} | "
+        f"{full.cache_tokens // 1000:,}k | {hosts} | {full.hours:.0f} |"
     )
 
 

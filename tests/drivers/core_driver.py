@@ -73,6 +73,7 @@ def make_core_plan(
     num_tasks: int = 100,
     eval_sets: dict[str, EvalSetPlan] | None = None,
     eval_every: int = 2,
+    max_evals: int = 0,
     max_attempts: int = 3,
     max_lost: int = 0,
     admission: Literal["any", "all"] = "any",
@@ -87,7 +88,7 @@ def make_core_plan(
         policies={name: PolicyPlan(table=t, num_steps=num_steps) for name, t in by_name.items()},
         sources={"train": num_tasks},
         curators=curators,  # type: ignore[arg-type]
-        eval=EvalPlan(sets=eval_sets or {}, every=eval_every, deadline_s=300.0),
+        eval=EvalPlan(eval_sets or {}, eval_every, deadline_s=300.0, max_per_service=max_evals),
         max_attempts=max_attempts,
         max_lost=max_lost,
         admission=admission,

@@ -15,7 +15,7 @@ from astraflow.types import TensorInfo
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.delta import encoder, layout
 from astraflow.weights.delta.delta import apply_delta, parse_delta
-from astraflow.weights.delta.encoder import HEADER_BYTES, encode_blocks, encode_delta, encode_trailer
+from astraflow.weights.delta.encoder import HEADER_BYTES, encode_blocks, encode_header, encode_trailer
 from astraflow.weights.delta.kernels import NUMPY
 from astraflow.weights.delta.planes import Kernel
 from astraflow.weights.manifest import (
@@ -50,15 +50,10 @@ class Pair:
         return digest_of(buffer)
 
     def encoded(self, kernel: Kernel = NUMPY) -> bytes:
-        pieces = encode_delta(
-            self.base,
-            self.new,
-            self.tensors,
-            base_digest=self.digest(self.base),
-            digest=self.digest(self.new),
-            kernel=kernel,
-        )
-        return b"".join(pieces)
+        digests = {"base_digest": self.digest(self.base), "digest": self.digest(self.new)}
+        header = encode_header(self.tensors, **digests)
+        blocks = [*encode_blocks(self.base, self.new, self.tensors, kernel=kernel)]
+        return b"".join([header, *blocks, encode_trailer(self.tensors, len(blocks))])
 
     def applied(self, data: bytes, kernel: Kernel = NUMPY) -> NDArray[np.uint8]:
         buffer = self.base.copy()

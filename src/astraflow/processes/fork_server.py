@@ -57,7 +57,7 @@ SERVICE_ENVIRONMENT = {
 }
 """Environment variables of all services."""
 
-_APPLIED_LATE = ("ASTRAFLOW_", "SSL_CERT_FILE")
+_APPLIED_LATE = ("ASTRAFLOW_", "PYTORCH_ALLOC_CONF", "SSL_CERT_FILE")
 """Prefixes of variables that are read when they are used, and not when a module is imported."""
 _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 _LOOK_EVERY_S = 1.0

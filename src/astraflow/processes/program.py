@@ -35,7 +35,7 @@ from astraflow.recipe.run_folder import RunFolder
 from astraflow.rollout.engine_config import EngineVariant
 from astraflow.service.loopback import is_loopback
 from astraflow.service.process import MODULE_PATH_VARIABLE
-from astraflow.trainer.backend_config import BackendVariant
+from astraflow.trainer.backend_config import BackendVariant, torch_settings
 from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
 from astraflow.weights.addresses import listens_everywhere
 
@@ -55,6 +55,7 @@ TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
 PRIVATE_VARIABLE = "ASTRAFLOW_PRIVATE"
 """Environment variable with the files and folders that agent programs must not see, joined as in PATH."""
 
+_ALLOCATOR = "PYTORCH_ALLOC_CONF"
 _FIRST_PORT = 15_000
 """Smallest port that is chosen at random; few well-known services have larger ones."""
 
@@ -250,6 +251,7 @@ class _SpecBuilder:
             ("train", str(self._folder.path), "--policy", policy, *urls),
             role="trainer",
             threads=num_threads(config.train.backend),
+            devices=_allocator_variables(config.train.backend),
             reads=[*self._reads, *self._ca, config.model_dir, *models, *batches],
             writes=[self._folder.checkpoints / policy, self._folder.weights / policy / "incoming"],
             near=f"publisher-{policy}",
@@ -270,6 +272,7 @@ class _SpecBuilder:
             names[number - 1],
             ("cluster", "node", str(self._folder.path), *place),
             threads=num_threads(config.train.backend),
+            devices=_allocator_variables(config.train.backend),
             reads=self._ca,
             near=self._rollout_machine,
             needs=replace(self._recipe.cluster.trainer.needs, gang=names),
@@ -364,6 +367,13 @@ def num_threads(component: Config) -> int:
     `num_threads`, or 1."""
     if isinstance(component, BackendVariant):
         component = component.computes_with or component
-    if isinstance(component, Use):
-        return int(component.args.get("num_threads", 1))
-    return int(component.model_dump().get("num_threads", 1))
+    settings = component.args if isinstance(component, Use) else component.model_dump()
+    return int(settings.get("num_threads", 1))
+
+
+def _allocator_variables(backend: Config) -> dict[str, str]:
+    """Has PyTorch map a GPU's memory in segments that grow, which fragment less, unless the user decides."""
+    settings = torch_settings(backend)
+    is_set = any(name in os.environ for name in (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))
+    is_on_gpu = settings is not None and settings.device.startswith("cuda")
+    return {_ALLOCATOR: "expandable_segments:True"} if is_on_gpu and not is_set else {}

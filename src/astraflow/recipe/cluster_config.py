@@ -176,7 +176,7 @@ class ClusterConfig(Config):
     """How the pool sizes itself."""
     lend: bool = False
     """Each trainer shares its device with one of the last rollout services, which generates while the trainer
-    waits for its batch. On CPU cores, both run side by side instead."""
+    waits for its batch. Trainers with `ranks` above 1 can't. On CPU cores, both run side by side instead."""
     k8s: KubernetesConfig = KubernetesConfig()
     """Settings of the Kubernetes manifests that `astraflow cluster render` writes."""
     lending: LendingConfig = LendingConfig()

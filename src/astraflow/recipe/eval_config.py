@@ -53,23 +53,11 @@ class EvalSamplingConfig(Config):
     temperature: float = Field(default=-1.0, ge=-1, le=1000)
     """Sampling temperature; 0 is greedy, -1 means `eval.temperature`."""
     top_p: float = Field(default=0.0, ge=0, le=1)
-    """Nucleus sampling; 0 means each policy's own value."""
+    """Nucleus sampling; 0 means `eval.top_p`."""
     top_k: int = Field(default=-1, ge=-1, le=2**31 - 1)
-    """Number of most likely tokens to sample from; 0 means the whole vocabulary, -1 means each policy's own
-    value."""
+    """Number of most likely tokens to sample from; 0 means the whole vocabulary, -1 means `eval.top_k`."""
     max_tokens: int = Field(default=0, ge=0, le=2**24)
     """Maximum number of tokens per completion; 0 means each policy's own value."""
-
-    def changes(self, temperature: float) -> dict[str, Any]:
-        """Returns the values that replace those of the policies; `temperature` is `eval.temperature`."""
-        changes: dict[str, Any] = {"temperature": temperature if self.temperature < 0 else self.temperature}
-        if self.top_p:
-            changes["top_p"] = self.top_p
-        if self.top_k >= 0:
-            changes["top_k"] = self.top_k
-        if self.max_tokens:
-            changes["max_tokens"] = self.max_tokens
-        return changes
 
 
 class EvalSetConfig(Config):
@@ -119,8 +107,14 @@ class EvalConfig(Config):
     """Number of steps between evaluations; version 0 and the last version are always evaluated."""
     temperature: float = Field(default=1.0, ge=0, le=1000)
     """Sampling temperature of sets that don't set their own; 0 is greedy."""
+    top_p: float = Field(default=0.0, ge=0, le=1)
+    """Nucleus sampling of sets that don't set their own; 0 means each policy's own value."""
+    top_k: int = Field(default=-1, ge=-1, le=2**31 - 1)
+    """`top_k` of sets that don't set their own; -1 means each policy's own value."""
     deadline_s: float = Field(default=300.0, gt=0)
     """Seconds after which an unfinished round is reported as incomplete, without a score."""
+    max_per_service: int = Field(default=0, ge=0, le=65_536)
+    """Largest number of evaluation episodes that a service runs at the same time, before training; 0: any."""
     best: BestConfig = BestConfig()
     """Which version of each policy is kept for its score. It becomes a model folder under `checkpoints`,
     which retention never deletes."""
@@ -129,6 +123,21 @@ class EvalConfig(Config):
     def without_sets(self) -> "EvalConfig":
         """Returns the section of a run that evaluates nothing."""
         return self.model_copy(update={"sets": {}, "best": BestConfig()})
+
+    def sampling_of(self, name: str) -> dict[str, Any]:
+        """Returns the fields of `Sampling` that replace those of the policies in the episodes of a set."""
+        own = self.sets[name].sampling
+        top_k = self.top_k if own.top_k < 0 else own.top_k
+        changes: dict[str, Any] = {
+            "temperature": self.temperature if own.temperature < 0 else own.temperature
+        }
+        if top_p := own.top_p or self.top_p:
+            changes["top_p"] = top_p
+        if top_k >= 0:
+            changes["top_k"] = top_k
+        if own.max_tokens:
+            changes["max_tokens"] = own.max_tokens
+        return changes
 
     @model_validator(mode="after")
     def _best_is_evaluated(self) -> Self:

@@ -38,6 +38,7 @@ MAY_CHANGE = (
     "rollout",
     "eval.every",
     "eval.deadline_s",
+    "eval.max_per_service",
     "eval.best",
     "eval.sets.*.samples",
     "stop",
@@ -81,7 +82,7 @@ MAY_COME_OR_GO = ("eval.sets.*",)
 """Sections that may be added or removed as a whole, but not changed."""
 
 _SCORES = "the scores before and after it could not be compared: give a changed evaluation set a new name"
-_REMEDIES = {"eval.sets": _SCORES, "eval.temperature": _SCORES}
+_REMEDIES = dict.fromkeys(("eval.sets", "eval.temperature", "eval.top_p", "eval.top_k"), _SCORES)
 """What else to say about a refused key, by the beginning of the key."""
 _MAX_LISTED = 5
 _DERIVED = (".table.groups_per_batch", ".engine.max_context", ".engine.num_slots")

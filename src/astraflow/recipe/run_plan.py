@@ -71,6 +71,7 @@ def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
             every=recipe.eval.every,
             deadline_s=recipe.eval.deadline_s,
             best=best_plan(recipe.eval.best),
+            max_per_service=recipe.eval.max_per_service,
         ),
         max_attempts=recipe.dataflow.max_attempts,
         max_lost=_MAX_LOST,
@@ -90,7 +91,7 @@ def eval_rules(recipe: Recipe) -> dict[str, EvalRules]:
     """Returns how the episodes of each evaluation set run, where that differs from training."""
     return {
         name: EvalRules(
-            sampling=config.sampling.changes(recipe.eval.temperature),
+            sampling=recipe.eval.sampling_of(name),
             workflow=None if isinstance(config.workflow, TrainingWorkflow) else config.workflow,
             tasks=_eval_tasks(recipe, config),
         )

@@ -65,7 +65,7 @@ def _smoke(recipe: JsonMap) -> None:
     }
     recipe["cluster"]["max_services"] = 0
     recipe["launcher"] = {"name": "local"}
-    recipe["eval"]["every"] = 3
+    recipe["eval"] |= {"every": 3, "max_per_service": 0}
     for chosen in recipe["eval"]["sets"].values():
         chosen["num_tasks"] = _at_most(chosen["num_tasks"], _NUM_TASKS)
         chosen["samples"] = _at_most(chosen["samples"], 2)

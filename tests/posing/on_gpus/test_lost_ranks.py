@@ -74,13 +74,14 @@ def test_a_rank_that_fails_within_a_step_ends_the_trainer_in_time_and_is_named(
         for said, (rank, number) in FAULTS.items():
             wait_until(run, has_progress, timeout_s=120)
             ranks = ranks_of(run)
+            inherited = psutil.Process(ranks[1]).environ()  # from rank 0, which may be a fork
+            assert inherited["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
             num_done = num_steps(run)
             order.with_suffix(".new").write_text(f"{ranks[rank]} {int(number)}")
             order.with_suffix(".new").rename(order)
             wait_until(run, lambda: not order.exists(), timeout_s=60)
             assert not wait_gone(ranks, timeout_s=END_S * slowness()), (said, run.report())
-            last_line = log.read_text().splitlines()[-1]
-            assert "trainer-actor stopped: " in last_line
-            assert said.format(*ranks) in last_line
+            stops = [line for line in log.read_text().splitlines() if "trainer-actor stopped: " in line]
+            assert said.format(*ranks) in stops[-1]  # it may have been started again by now
     finally:
         runs.close()

@@ -8,9 +8,9 @@ from gpu_phases import PHASES
 from posing import gpus
 
 pytestmark = pytest.mark.timeout(200)
-ELSEWHERE = {"tests", "quickstart", "publish-8b", "trainer-4b-16k"}
-"""`test_posing.py` and `test_run.py` run the first two. With tiny sizes, the others are `publish-1.7b` and
-`trainer-1.7b-32k`."""
+ELSEWHERE = {"tests", "quickstart", "lost-ranks", "trainer-1.7b-8k-compiled", "publish-8b", "trainer-4b-16k"}
+"""`test_posing.py`, `test_run.py`, `test_lost_ranks.py`, and `test_trainer.py` run the first four. With tiny
+sizes, the others are `publish-1.7b` and `trainer-1.7b-32k`."""
 SKIPPED = {"megatron-1.7b-8k": "megatron-core", "vllm-1.7b": "vLLM, in .venv-vllm"}
 """What this environment lacks."""
 
@@ -34,6 +34,8 @@ def test_a_phase_measures_on_gpus(name: str) -> None:
         assert figures["gap"] < 1e-4
     if name.startswith(("trainer", "ranks")):
         assert figures["peak_gb"] > 0  # it was a GPU
+    if name.startswith("trainer"):
+        assert figures["predicted_peak_gb"] > 0
 
 
 @pytest.mark.parametrize("name", SKIPPED)

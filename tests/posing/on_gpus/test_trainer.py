@@ -1,6 +1,7 @@
 """A trainer on one GPU: places, kernels, waits, copies, checkpoints, and too little memory."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from astraflow.errors import ConfigError, TrainingError
 from astraflow.models.loading import torch_tensor
@@ -18,6 +20,7 @@ from astraflow.trainer.torch import memory
 from astraflow.trainer.torch.head import chunked_logprobs
 from astraflow.trainer.torch.lean_adam import LeanAdamW
 from astraflow.trainer.torch.torch_backend import TorchBackend
+from astraflow.trainer.torch.varlen import find_varlen
 from drivers.rank_runs import CASES, make_experts
 from drivers.trainer_builders import make_batch, make_samples, make_tiny_model, save_model
 from posing import gpus
@@ -85,6 +88,46 @@ def test_the_kernel_for_sequences_of_any_length_computes_each_layer(
     learner.train_step(make_batch(make_samples()))
     num_layers = model_of(learner).config.num_hidden_layers
     assert gpus.varlen_attn.calls - before == num_layers  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wrong", ["output", "gradient"])
+def test_a_kernel_with_a_wrong_output_or_gradient_is_not_used(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend(query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        right = gpus.varlen_attn(query, *args, **options)
+        return right * 2 if wrong == "output" else right * 2 - right.detach()
+
+    assert find_varlen(GPU) is not None
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)
+    assert find_varlen(GPU) is None
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it does itself
+@pytest.mark.parametrize(
+    ("make", "breaks", "most"),
+    [
+        (make_tiny_model, {"Skip calling `torch.compiler.disable()`d function"}, 6),
+        (make_experts, {"Skip calling `torch.compiler.disable()`d function", "Dynamic shape operator"}, 16),
+    ],
+)
+def test_compiled_layers_break_only_at_attention_and_where_experts_count_their_tokens(
+    make: Callable[..., Any], breaks: set[str], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graphs are captured as on a GPU, and run uncompiled, because there is no Triton here."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", torch.cuda.current_device, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda _: None)
+    torch.compiler.reset()
+    counters.clear()
+    make(**SHAPE).save_pretrained(tmp_path)
+    backend = {"dtype": "bfloat16", "compile_layers": True, "activations": "recompute"}
+    learner = learner_on(GPU, tmp_path, {"backend": backend})
+    for step in range(2):
+        learner.train_step(make_batch(make_samples(seed=step), step=step))
+    assert {reason.partition("\n")[0] for reason in counters["graph_break"]} == breaks
+    assert sum(counters["graph_break"].values()) <= most  # in the code that all layers share
 
 
 def test_the_host_waits_for_no_pass(dense: Path) -> None:

@@ -83,6 +83,30 @@ def test_every_process_gets_its_own_threads(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("device", "given", "expected"),
+    [
+        ("cuda:1", {}, "expandable_segments:True"),
+        ("cpu", {}, None),
+        ("cuda", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, None),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": ""}, None),
+    ],
+)
+def test_a_trainer_on_a_gpu_gets_segments_that_grow_unless_the_user_decides(
+    device: str, given: dict[str, str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    train = {"ranks": 2, "nodes": 2, "backend": {"name": "torch", "device": device}}
+    recipe = make_recipe(policies={"solver": {"model": "models/a", "train": train}})
+    addresses = Addresses(("127.0.0.1", 7000), {"solver": ("127.0.0.1", 7001)})
+    specs = {spec.name: spec.env for spec in program(recipe, RunFolder(tmp_path), addresses)}
+    got = {name: env["PYTORCH_ALLOC_CONF"] for name, env in specs.items() if "PYTORCH_ALLOC_CONF" in env}
+    assert got == (dict.fromkeys(("trainer-solver", "node-solver-1"), expected) if expected else {})
+
+
 def test_services_get_their_gpus_in_turn(tmp_path: Path) -> None:
     recipe = make_recipe(rollout={"services": 3, "gpus": ["0", "2,3"]})
     specs = program(recipe, RunFolder(tmp_path), ADDRESSES)

@@ -12,7 +12,7 @@ from astraflow.errors import RefusedError, UnavailableError, WeightsError, WireE
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import DeltaFile, HandOver, Manifest, PublisherHealth
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
-from astraflow.weights.delta.encoder import encode_delta
+from astraflow.weights.delta.encoder import encode_blocks, encode_header, encode_trailer
 from astraflow.weights.manifest import digest_of, lay_out, pack
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
@@ -324,8 +324,10 @@ async def test_a_delta_that_is_torn_or_leads_elsewhere_is_refused_and_leaves_not
         [first] = await publish(rig, history[:1])
         infos, old, new = lay_out(history[1]), pack(history[0]), pack(history[1])
         digests = {"base_digest": digest_of(old), "digest": digest_of(new)}
-        good = b"".join(encode_delta(old, new, infos, **digests))
-        backwards = b"".join(encode_delta(old, new, infos, **{**digests, "base_digest": digests["digest"]}))
+        blocks = [*encode_blocks(old, new, infos)]
+        rest = b"".join([*blocks, encode_trailer(infos, len(blocks))])
+        good = encode_header(infos, **digests) + rest
+        backwards = encode_header(infos, **{**digests, "base_digest": digests["digest"]}) + rest
         path = rig.publisher.store.incoming / "actor" / "1"
         hand_over = HandOver(
             policy="actor",

@@ -177,13 +177,9 @@ def _models(recipe: Recipe, mapping: _JsonMap) -> dict[str, Path]:
             section = mapping["policies"][name]
             for part in sections:
                 section = section[part]
-            section[key] = f"./{_placed(copies, 'models', folder, name=_model_name(model))}"
+            own = split_revision(model)[0] if is_hub_name(model) else Path(model).expanduser()
+            section[key] = f"./{_placed(copies, 'models', folder, name=Path(own).name)}"
     return copies
-
-
-def _model_name(model: str) -> str:
-    """Returns the last part of a model's name, which is a folder or a name on the hub."""
-    return Path(split_revision(model)[0]).name if is_hub_name(model) else Path(model).expanduser().name
 
 
 def _placed(copies: dict[str, Path], folder: str, source: Path, *, name: str = "") -> str:

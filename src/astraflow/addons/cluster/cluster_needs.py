@@ -81,7 +81,9 @@ def _named_in(node: Any, where: str) -> Iterator[tuple[str, str]]:
         items: list[Any] = node  # pyright: ignore[reportUnknownVariableType] - any list of a recipe
         for idx, item in enumerate(items):
             yield from _named_in(item, f"{where}.{idx}")
-            if where.endswith(".command") and _is_file_here(item):
+            # An argument of an agent's command may be a file, relative to the current folder.
+            is_argument = where.endswith(".command") and isinstance(item, str)
+            if is_argument and not Path(item).is_absolute() and is_there(Path(item)):
                 yield f"{where}.{idx}", item
     if not isinstance(node, dict):
         return
@@ -99,11 +101,6 @@ def _named_in(node: Any, where: str) -> Iterator[tuple[str, str]]:
             yield from _named_in(value, f"{where}.{key}")
         elif key != "python" or ("/" in value and not is_attached):  # pods may have a name on their PATH
             yield f"{where}.{key}", value
-
-
-def _is_file_here(item: object) -> bool:
-    """Checks whether an argument of an agent's command is a file, relative to the current folder."""
-    return isinstance(item, str) and not Path(item).is_absolute() and is_there(Path(item))
 
 
 def _own_modules(recipe: Recipe) -> Iterator[str]:

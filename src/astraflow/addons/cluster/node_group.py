@@ -250,7 +250,9 @@ class NodeGroup(RankGroup):
 
     def _admit(self, door: Door, patience_s: float, policy: str) -> None:
         """Waits until all machines are complete, or until those that are there should go on."""
-        can_go_on = _can_lose_nodes(self.train) and self._num_done() >= 0
+        train = self.train
+        has_copies = not (train.shard.replicate % train.nodes or train.local_ranks % train.num_model_ranks)
+        can_go_on = has_copies and self._num_done() >= 0  # each machine has whole copies of the weights
         began_s = reminded_s = time.monotonic()
         while missing := self._missing():
             if self.failure.done():
@@ -327,8 +329,3 @@ class NodeGroup(RankGroup):
             link.close()
             return None
         return node
-
-
-def _can_lose_nodes(train: TrainConfig) -> bool:
-    """Whether each machine has whole copies of the weights, so that some of them can train alone."""
-    return not (train.shard.replicate % train.nodes or train.local_ranks % train.num_model_ranks)

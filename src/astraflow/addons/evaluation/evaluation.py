@@ -188,12 +188,11 @@ async def _score(
     means = [sum(scores) / len(scores) for scores in scored]
     is_whole = not round_.failures[_LATE]
     passes = pass_estimates(scored, samples=round_.samples) if is_whole else {}
-    sampling = recipe.eval.sets[round_.eval_set].sampling
     return EvalScore(
         eval_set=round_.eval_set,
         num_tasks=round_.num_tasks,
         samples=round_.samples,
-        temperature=sampling.changes(recipe.eval.temperature)["temperature"],
+        temperature=recipe.eval.sampling_of(round_.eval_set)["temperature"],
         num_samples=num_samples,
         num_failed=total - num_samples,
         failures=dict(round_.failures),

@@ -74,6 +74,9 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
     """Additional arguments of the server's command, passed on unchanged."""
     servers: dict[str, PolicyServersConfig] = Field(default_factory=dict)
     """Policy -> what its servers have of their own. Policies that are left out use all GPUs of a service."""
+    eval_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of a GPU's memory of each server that runs evaluations; 0: the one in `args`. With
+    `eval.max_per_service`, little more than the weights is enough."""
     env: dict[Variable, str] = Field(default_factory=dict)
     """Additional environment variables of the server. `${NAME}` stands for the value of the rollout service's
     own variable. Any other value stays on the machine of the run, and copies of the recipe contain such a
@@ -115,6 +118,11 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         changes = {"args": (*self.args, *own.args), "env": {**gpus, **self.env}, "servers": {}}
         return self.model_copy(update=changes)
 
+    def for_evaluation(self) -> Self:
+        """Returns the config of a server that runs evaluations."""
+        share = (self.share_option, f"{self.eval_share:g}") if self.eval_share else ()
+        return self.model_copy(update={"args": (*self.args, *share)})
+
     @property
     def secret_env(self) -> Mapping[str, str]:
         """Returns the variables whose values the recipe contains, for the server that the engine starts."""
@@ -133,7 +141,7 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         placed = Counter(gpu for own in self.servers.values() for gpu in own.gpus)
         num_everywhere = num_policies - sum(bool(own.gpus) for own in self.servers.values())
         most = num_everywhere + max(placed.values(), default=0)
-        return (share,) * (most * (1 + has_evals))
+        return (share,) * most + (self.eval_share or share,) * (most * has_evals)
 
     def check_machine(self) -> str:
         """Checks the arguments and the interpreter, and says which server that has.

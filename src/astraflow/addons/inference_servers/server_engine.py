@@ -159,7 +159,9 @@ class ServerEngine:
             # A RolloutError means that the slot was closed on purpose.
             if slot.failure is not None and not isinstance(slot.failure, RolloutError):
                 raise slot.failure
-        gauges = [slot.gauges for slot in self.slots.values()]
+        # A small server for evaluation is often full, which must not hold back training.
+        counted = [self.slots["live"]] if self._config.eval_share else self.slots.values()
+        gauges = [slot.gauges for slot in counted]
         return Capacity(
             num_slots=self._config.slots,
             num_running=sum(gauge.num_running for gauge in gauges),
@@ -186,7 +188,7 @@ class ServerEngine:
                 "evaluation needs a second server: name it in rollout.engine.attach.pinned_url, or leave "
                 "eval.sets out and evaluate with `astraflow eval`"
             )
-        return PolicyServer(self._api, self._config, snapshot, url=attach.pinned_url)
+        return PolicyServer(self._api, self._config.for_evaluation(), snapshot, url=attach.pinned_url)
 
     def _slot_for(self, version: int) -> "PolicyServer":
         """Returns the slot that serves a request for a version; -1 means the newest.

@@ -131,7 +131,8 @@ def _check_trainer(recipe: Recipe, policy: str) -> None:
     if train.ranks > 1:
         raise ConfigError(
             f"cluster.lend: the trainer of {policy} has train.ranks = {train.ranks}, and several ranks can't "
-            "free their devices together yet; train it with one rank, or leave lend out"
+            "free their devices together; set train.ranks: 1 (enough up to 4B on a GPU of 80 GB), or "
+            "cluster.lend: false with rollout services on GPUs of their own (rollout.gpus)"
         )
     if gpu_of_trainer(recipe, policy) and not isinstance(train.backend, TorchBackendConfig):
         name = train.backend.use if isinstance(train.backend, Use) else train.backend.name

@@ -180,7 +180,8 @@ def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
         return _drop_result(ctx, command, "its group is complete or has failed")
     if ref.attempt > episode.attempt or (ref.attempt == episode.attempt and episode.status == "pending"):
         _refuse_unknown(command.lease_id)  # this attempt has not been issued yet
-    if (holder := _holder(episode, ref.attempt)) and holder != command.worker_id:
+    holder = episode.holders[ref.attempt] if ref.attempt < len(episode.holders) else ""
+    if holder and holder != command.worker_id:  # otherwise, any service may send the result
         return _drop_result(ctx, command, "the lease was granted to another service")
     if episode.status == "good" and episode.winner == ref.attempt:
         return EpisodeReceipt(lease_id=command.lease_id, status="accepted", reason="recorded before")
@@ -234,11 +235,6 @@ def _find_episode(ctx: Context, ref: _LeaseRef) -> EpisodeState | None:
     if ref.episode_idx >= len(owner.episodes):
         _refuse_unknown(f"e{ref.group_id}.{ref.episode_idx}.{ref.attempt}")
     return owner.episodes[ref.episode_idx]
-
-
-def _holder(episode: EpisodeState, attempt: int) -> str:
-    """The only service that may send the result of an attempt. Empty if any service may."""
-    return episode.holders[attempt] if attempt < len(episode.holders) else ""
 
 
 def _drop_result(ctx: Context, command: RecordResult, reason: str) -> EpisodeReceipt:
@@ -420,8 +416,8 @@ def drop_lease(ctx: Context, lease_id: str) -> None:
     worker = ctx.state.workers.get(lease.worker_id) if lease is not None else None
     if worker is not None:
         worker.leases.pop(lease_id, None)
-        if strikes.is_set_aside(worker):
-            ctx.wake(f"worker/{worker.id}")  # its trial lease is over, so it may get another one
+        if strikes.is_set_aside(worker) or ctx.plan.eval.max_per_service:
+            ctx.wake(f"worker/{worker.id}")  # its trial lease or one of few evaluations is over
 
 
 def requeue(ctx: Context, group: GroupState) -> None:

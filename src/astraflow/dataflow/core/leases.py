@@ -115,8 +115,11 @@ def _versions_by_policy(served: Sequence[ServedVersions]) -> _Served:
 def _grant_leases(ctx: Context, worker: WorkerState, served: _Served, num_free: int) -> Iterator[LeaseState]:
     """Yields at most `num_free` leases in the order of issue. The state of each episode is changed first."""
     num_left = num_free
+    num_evals_left = num_free
+    if most := ctx.plan.eval.max_per_service:
+        num_evals_left = most - sum(ctx.state.leases[lease_id].kind == "eval" for lease_id in worker.leases)
     for round_ in tuple(ctx.state.rounds.values()):
-        while num_left > 0 and evals.can_serve(round_, served):
+        while min(num_left, num_evals_left) > 0 and evals.can_serve(round_, served):
             episode_idx = evals.next_episode(ctx, round_, worker)
             if episode_idx < 0:
                 break
@@ -124,6 +127,7 @@ def _grant_leases(ctx: Context, worker: WorkerState, served: _Served, num_free: 
             episode.status = "running"
             strikes.note_holder(episode, worker)
             num_left -= 1
+            num_evals_left -= 1
             lease_id = f"e{round_.id}.{episode_idx}.{episode.attempt}"
             yield LeaseState(lease_id, "eval", worker.id, round_.id, episode_idx, episode.attempt)
     # An evaluation needs its exact versions only, so a service that lags too far behind to train may run it.

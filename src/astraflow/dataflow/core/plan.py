@@ -53,6 +53,8 @@ class EvalPlan:
     deadline_s: float
     best: BestRule | None = None
     """None if no version is kept for its evaluation."""
+    max_per_service: int = 0
+    """Largest number of evaluation episodes that a service runs at the same time; 0: any."""
 
 
 @dataclass(frozen=True, slots=True)

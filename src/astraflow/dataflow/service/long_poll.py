@@ -17,7 +17,7 @@ from astraflow.dataflow.service.dispatcher import Dispatcher
 from astraflow.dataflow.service.waiting import WaitList, wait_until
 from astraflow.types import Wait
 
-__all__ = ["LongPolls"]
+__all__ = ["LongPolls", "wait_for_disconnect"]
 
 _FoundT = TypeVar("_FoundT")
 _CHANCE_SLACK_S = 0.01
@@ -135,12 +135,12 @@ class _HangUp:
     def watch(self, then: Callable[[], None] = lambda: None) -> None:
         """Starts to listen; calls `then` when the caller hangs up."""
         if self._task is None:
-            task = _wait_for_disconnect(self._request)
+            task = wait_for_disconnect(self._request)
             self._task = asyncio.get_running_loop().create_task(task, name="hang-up")
         self._task.add_done_callback(lambda _: then())
 
 
-async def _wait_for_disconnect(request: Request) -> None:
+async def wait_for_disconnect(request: Request) -> None:
     """Returns once the caller hangs up. After a request's body, no other message can arrive."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -114,18 +114,18 @@ def _split(heads: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
     return [heads[:, :, end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def _is_right(kernel: VarlenKernel, device: str) -> bool:
-    """Compares the kernel with plain attention on two sequences."""
+    """Compares the kernel and its gradients with plain attention on two sequences."""
     lengths = (5, 3)
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(1, num_heads, sum(lengths), 64, generator=generator).to(device, torch.bfloat16)
-        for num_heads in (4, 2, 2)
-    )
+    heads = [
+        torch.randn(1, num, sum(lengths), 64, generator=generator).to(device, torch.bfloat16).requires_grad_()
+        for num in (4, 2, 2)
+    ]
     positions = np.concatenate([np.arange(length) for length in lengths])
-    output = VarlenRows.of(kernel, positions, device).attend(query, key, value, 0.2)
-    parts = zip(*(_split(heads, lengths) for heads in (query, key, value)), strict=True)
+    output = VarlenRows.of(kernel, positions, device).attend(heads[0], heads[1], heads[2], 0.2)
+    parts = zip(*(_split(each, lengths) for each in heads), strict=True)
     expected = torch.cat(
         [
             scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2, enable_gqa=True).transpose(1, 2)
@@ -133,4 +133,6 @@ def _is_right(kernel: VarlenKernel, device: str) -> bool:
         ],
         dim=1,
     )
-    return bool((output.float() - expected.float()).abs().max() < _TOLERANCE)
+    slopes = [torch.autograd.grad(out.float().square().sum(), heads) for out in (output, expected)]
+    pairs = [(output, expected), *zip(*slopes, strict=True)]
+    return all(torch.allclose(a.float(), b.float(), rtol=_TOLERANCE, atol=_TOLERANCE) for a, b in pairs)

@@ -37,7 +37,7 @@ from astraflow.weights.delta.planes import Counts, Kernel, Words
 from astraflow.weights.manifest import SEGMENT_BYTES, VersionBytes, VersionDigest, cut, span_bytes
 from astraflow.weights.threads import NUM_THREADS, cancel_and_wait, shared_threads
 
-__all__ = ["HEADER_BYTES", "encode_blocks", "encode_delta", "encode_header", "encode_trailer"]
+__all__ = ["HEADER_BYTES", "encode_blocks", "encode_header", "encode_trailer"]
 
 HEADER_BYTES = HEADER.size + CHECKSUM.size
 
@@ -62,27 +62,6 @@ class _Compressors(threading.local):
 
 
 _compressors = _Compressors()
-
-
-def encode_delta(
-    base: NDArray[np.uint8],
-    new: VersionBytes,
-    tensors: Sequence[TensorInfo],
-    *,
-    base_digest: str,
-    digest: str,
-    kernel: Kernel | None = None,
-) -> Iterator[bytes]:
-    """The bytes of a delta, piece by piece.
-
-    `base` and `new` hold versions with the same table, including padding; the digests are theirs.
-    """
-    yield encode_header(tensors, base_digest=base_digest, digest=digest)
-    num_blocks = 0
-    for block in encode_blocks(base, new, tensors, kernel=kernel):
-        num_blocks += 1
-        yield block
-    yield encode_trailer(tensors, num_blocks)
 
 
 def encode_header(tensors: Sequence[TensorInfo], *, base_digest: str, digest: str) -> bytes:

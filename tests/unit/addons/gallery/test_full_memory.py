@@ -8,19 +8,19 @@ import pytest
 from drivers.docs_driver import tool
 
 SHOWN = {
-    "code-multi-agent/8b": ({"actor": (2, 73), "tester": (2, 73)}, 4, 31),
-    "code-multi-agent/8b-two-nodes": ({"actor": (2, 56), "tester": (2, 56)}, 2, 36),
-    "math/1.7b": ({"actor": (1, 35)}, 2, 36),
-    "math/1.7b-1gpu": ({"actor": (1, 35)}, 2, 28),
-    "math/14b": ({"actor": (4, 57)}, 2, 36),
-    "math/30b-a3b": ({"actor": (8, 45)}, 2, 36),
-    "math/32b": ({"actor": (8, 60)}, 2, 36),
-    "math/4b": ({"actor": (1, 59)}, 2, 36),
-    "math/8b": ({"actor": (2, 73)}, 2, 63),
-    "math/8b-80gb": ({"actor": (4, 44)}, 2, 36),
-    "math/llama3-8b": ({"actor": (4, 42)}, 2, 36),
+    "code-multi-agent/8b": ({"actor": (2, 73), "tester": (2, 73)}, 2, (39, 24)),
+    "code-multi-agent/8b-two-nodes": ({"actor": (2, 56), "tester": (2, 56)}, 1, (48, 24)),
+    "math/1.7b": ({"actor": (1, 35)}, 1, (60, 12)),
+    "math/1.7b-1gpu": ({"actor": (1, 35)}, 1, (44, 12)),
+    "math/14b": ({"actor": (4, 57)}, 1, (48, 24)),
+    "math/30b-a3b": ({"actor": (8, 45)}, 1, (48, 24)),
+    "math/32b": ({"actor": (8, 60)}, 1, (48, 24)),
+    "math/4b": ({"actor": (1, 59)}, 1, (56, 16)),
+    "math/8b": ({"actor": (2, 73)}, 1, (99, 28)),
+    "math/8b-80gb": ({"actor": (4, 44)}, 1, (48, 24)),
+    "math/llama3-8b": ({"actor": (4, 42)}, 1, (48, 24)),
 }
-"""Ranks of each trainer and their GB, servers per GPU and their GB."""
+"""Ranks of each trainer and their GB, servers per GPU and their GB, for training and for evaluation."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,8 @@ def test_a_process_needs_what_the_table_says(name: str, recipes: dict[str, Any])
     full = recipes[name]
     ranks = {key: policy.train.ranks for key, policy in full.recipe.trained.items()}
     trainers = {key: (ranks[key], round(need.total / 1e9)) for key, need in full.needs.items()}
-    assert (trainers, full.servers_per_gpu, round(full.server_gb)) == SHOWN[name]
+    servers = (round(full.server_gb), round(full.eval_gb))
+    assert (trainers, full.servers_per_gpu, servers) == SHOWN[name]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_what_shares_a_gpu_fits_on_it(recipes: dict[str, Any]) -> None:
             for gpu in range(first, first + policy.train.ranks):
                 used[str(gpu)] += full.needs[key].total / 1e9
         for gpu in ",".join(full.recipe.rollout.gpus or ("elsewhere",)).split(","):
-            servers = full.servers_per_gpu * full.server_gb
+            servers = full.servers_per_gpu * (full.server_gb + full.eval_gb)
             takes_turns = full.recipe.cluster.lend
             used[gpu] = max(used[gpu], servers) if takes_turns else used[gpu] + servers
         assert max(used.values()) < 0.93 * full.card_gb, (name, used)
@@ -77,9 +78,18 @@ def test_each_episode_has_room_in_the_cache_of_its_server(recipes: dict[str, Any
         assert num_episodes <= rollout.engine.num_slots <= rollout.max_episodes, name
 
 
+def test_a_server_for_evaluation_has_room_for_its_episodes(recipes: dict[str, Any]) -> None:
+    for name, full in recipes.items():
+        rollout = full.recipe.rollout
+        room = full.tokens_in(full.eval_gb)
+        num_servers = sum(full.gpus_of.values()) // rollout.services or 1
+        assert num_servers * room > 1_000 * full.recipe.eval.max_per_service > 0, (name, room)
+        assert room > rollout.engine.max_context, (name, room)
+
+
 def test_two_nodes_have_the_gpus_of_the_paper(recipes: dict[str, Any]) -> None:
     full = recipes["code-multi-agent/8b-two-nodes"]
     num_training = sum(policy.train.ranks for policy in full.recipe.trained.values())
     assert full.gpus_of == {"actor": 9, "tester": 3}
     assert num_training + full.num_generating == full.num_nodes * full.num_gpus == 16
-    assert "| 2 x 36 (9 + 3 GPUs) |" in tool("full_recipes").PAGE.read_text(encoding="utf-8")
+    assert "| 1 x 48 + 24 (9 + 3 GPUs) |" in tool("full_recipes").PAGE.read_text(encoding="utf-8")

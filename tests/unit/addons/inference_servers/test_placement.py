@@ -55,6 +55,14 @@ def test_shares_are_those_of_the_fullest_gpu() -> None:
     assert count == {0: 4, 1: 2, 2: 4}
 
 
+def test_a_server_for_evaluation_has_a_share_of_its_own() -> None:
+    config = config_of(eval_share=0.3)
+    assert config.gpu_shares(num_policies=2, has_evals=True) == (0.45, 0.45, 0.3, 0.3)
+    assert config.gpu_shares(num_policies=2, has_evals=False) == (0.45, 0.45)
+    assert config.for_evaluation().args == (*SHARE, SHARE[0], "0.3")  # servers read the last one
+    assert config_of().for_evaluation() == config_of()
+
+
 def test_each_command_that_a_joining_service_runs_is_named() -> None:
     found = config_of(servers=SPLIT).commands
     assert [text.endswith("--data-parallel-size 3") for text in found] == [False, True]

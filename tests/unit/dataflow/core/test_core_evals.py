@@ -35,6 +35,16 @@ def test_version_0_is_evaluated_before_any_training_episode_runs():
     assert len({lease.seed for lease in leases}) == 6
 
 
+def test_a_service_with_few_evaluation_slots_trains_in_its_others():
+    driver = started(max_evals=3)
+    first = driver.lease(5)
+    assert [lease.kind for lease in first] == ["eval"] * 3 + ["train"] * 2
+    assert [lease.kind for lease in driver.lease(1)] == ["train"]
+    score(driver, first[0], 1.0)
+    assert "worker/w0" in driver.last.wakes
+    assert [lease.kind for lease in driver.lease(2)] == ["eval", "train"]
+
+
 def test_evaluation_takes_no_ticket_and_decides_no_fate():
     driver = started()
     for lease in driver.lease(4):

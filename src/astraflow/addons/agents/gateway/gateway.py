@@ -39,6 +39,7 @@ from astraflow.addons.agents.gateway.anthropic_messages import (
 from astraflow.addons.agents.gateway.chat_wire import ChatCompletion, ChatRequest, ErrorBody, ModelList
 from astraflow.addons.agents.gateway.endpoint import EpisodeEndpoint
 from astraflow.addons.agents.gateway.openai_responses import ResponsesRequest
+from astraflow.dataflow.service.long_poll import wait_for_disconnect
 from astraflow.errors import Error, RefusedError, RolloutError
 from astraflow.rollout.dialogue import Dialogue
 from astraflow.service.loopback import proxy_exemptions
@@ -264,7 +265,7 @@ async def _while_connected(
     # This task ends with the response. If it were cancelled here, its exception and everything that the
     # frames of its traceback refer to would be left to the garbage collector, which would then stop all
     # episodes for some 20 ms again and again.
-    gone = endpoint.start(_wait_for_disconnect(request))
+    gone = endpoint.start(wait_for_disconnect(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         if work.cancelled() or gone.cancelled():  # closing the endpoint cancels both, in any order
@@ -272,12 +273,6 @@ async def _while_connected(
         return work.result() if work.done() else None
     finally:
         work.cancel()
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    """Returns when the client disconnects, or has received the whole response."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _list_models(endpoint: EpisodeEndpoint, request: Request) -> Response:
