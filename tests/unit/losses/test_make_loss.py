@@ -69,7 +69,9 @@ def test_fields_of_a_config_are_exactly_the_keyword_arguments(name: str) -> None
 def test_statistics_take_the_arguments_of_their_loss() -> None:
     found = {name: make_loss(config()).statistics for name, config in CONFIGS.items()}
     with_statistics = {name: statistics for name, statistics in found.items() if statistics is not None}
-    assert set(with_statistics) == {"m2po", "m2po_released", "m2po_mask", "m2po_mask_proximal"}
+    assert set(with_statistics) == {
+        "m2po", "m2po_released", "m2po_prototype", "m2po_mask", "m2po_mask_proximal",
+    }  # fmt: skip
     for name, statistics in with_statistics.items():
         assert isinstance(statistics, partial)
         assert keyword_names(statistics.func) == keyword_names(LOSSES[name])

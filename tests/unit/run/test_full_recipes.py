@@ -109,7 +109,7 @@ def test_a_full_recipe_has_the_settings_of_the_paper(name: str) -> None:
         assert policy.table.group_size == 8
         assert policy.table.max_staleness == 8
         assert policy.train.lr == lr
-        assert policy.train.loss.name == "m2po"
+        assert policy.train.loss.name == "m2po_prototype"
         assert policy.train.loss.budget == budget
 
 
