@@ -88,8 +88,7 @@ def m2po_prototype_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, T
 def _bound(
     inputs: LossInputs, budget: float, square: Callable[[Tensor, float], Tensor]
 ) -> Mapping[str, Tensor]:
-    """tau^2 is `square` of the harmful tokens' delta^2, in ascending float64, if their mean exceeds the
-    budget."""
+    """tau^2 is `square` of the harmful tokens' ascending delta^2, if their mean exceeds the budget."""
     delta = (inputs.logprobs - inputs.behavior_logprobs).detach()
     ascending = delta[delta * inputs.advantages > 0].double().square().sort().values
     if ascending.numel() == 0 or ascending.mean() <= budget:

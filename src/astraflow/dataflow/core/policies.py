@@ -23,8 +23,8 @@ from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_finished, decide_fate, end_run
 from astraflow.dataflow.core.finite import clamp, finite_sum
 from astraflow.dataflow.core.metric_sums import reduce_sums
-from astraflow.dataflow.core.state import BatchState, EpisodeSums, PolicyState, ReadyGroup, SessionState
-from astraflow.dataflow.core.tables import require_session, trainer_version
+from astraflow.dataflow.core.state import BatchState, EpisodeSums, PolicyState, SessionState
+from astraflow.dataflow.core.tables import require_session
 from astraflow.errors import ComponentError
 from astraflow.types import (
     Manifest,
@@ -214,7 +214,7 @@ def _check_commit(policy: PolicyState, session: SessionState, command: CommitSte
             f"policy {name!r}: step {step + 1} cannot be committed; this session committed the first "
             f"{session.done} steps, and {policy.taken} have their batch",
         )
-    expected = trainer_version(session, step) + 1
+    expected = session.version_at(step) + 1
     if command.version != expected or expected > policy.newest:
         refuse(
             "unpublished",
@@ -240,12 +240,13 @@ def _record(
 ) -> StepRecord:
     groups = (*batch.groups, *batch.replayed)
     staleness = (*batch.staleness, *batch.replayed_staleness)
+    num_episodes = sum(group.num_episodes for group in batch.groups)
     return StepRecord(
         policy=command.policy,
         step=command.step,
         version=command.version,
         at_s=ctx.now_s,
-        reward_mean=_reward_mean(batch.groups),
+        reward_mean=finite_sum(g.episode_reward_sum for g in batch.groups) / num_episodes,
         staleness_mean=sum(staleness) / len(staleness),
         staleness_max=max(staleness),
         num_groups=len(groups),
@@ -255,11 +256,6 @@ def _record(
         num_replayed_groups=len(batch.replayed),
         metrics=(*command.metrics, *_episode_metrics(policy.episodes), *_drop_metrics(policy), *curation),
     )
-
-
-def _reward_mean(groups: Sequence[ReadyGroup]) -> float:
-    """Mean reward over episodes."""
-    return finite_sum(g.episode_reward_sum for g in groups) / sum(g.num_episodes for g in groups)
 
 
 def _episode_metrics(sums: EpisodeSums) -> tuple[MetricItem, ...]:
