@@ -56,7 +56,7 @@ def m2po_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
     Source: Zheng et al. 2025 (arXiv:2510.01161), as the docstrings of the authors' code describe it; the code
     itself stops at a smaller value, see `m2po_released_bound`.
     """
-    return _bound(inputs, budget, lambda *given: _exact_and_below(*given)[0])
+    return _bound(inputs, budget, lambda squares, most: _exact_and_below(squares, most)[0])
 
 
 def m2po_released_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
@@ -69,7 +69,7 @@ def m2po_released_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Te
     Shapes: inputs [T], tau a scalar. No gradient.
     Source: Zheng et al. 2025 (arXiv:2510.01161), the authors' released code.
     """
-    return _bound(inputs, budget, lambda *given: _exact_and_below(*given)[1])
+    return _bound(inputs, budget, lambda squares, most: _exact_and_below(squares, most)[1])
 
 
 def m2po_prototype_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
