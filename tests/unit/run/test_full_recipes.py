@@ -168,6 +168,14 @@ def test_selective_rollout_has_the_floors_of_the_prototype() -> None:
     assert mapping_of(recipe.tasks.sources["train"])["limit"] == facts["max_samples"]
 
 
+def test_sglang_and_megatron_load_as_written() -> None:
+    sglang, megatron = recipe_of("math/8b-sglang"), recipe_of("math/8b-megatron")
+    engine, backend = sglang.rollout.engine, megatron.policies["actor"].train.backend
+    assert (engine.name, mapping_of(engine)["args"]) == ("sglang", ["--mem-fraction-static", "0.45"])
+    assert (backend.name, mapping_of(backend)["tensor"]) == ("megatron", 4)
+    assert megatron.policies["actor"].train.ranks == 4
+
+
 @pytest.mark.parametrize("order", ["edf", "sweep", "fifo"])
 def test_an_order_is_one_override(order: str) -> None:
     recipe = recipe_of("math/8b", **{"table.sampler": order})
@@ -203,7 +211,7 @@ def test_smoke_keeps_what_a_recipe_is_about(name: str) -> None:
         assert mapping_of(policy.table, *sizes) == mapping_of(full.table, *sizes)
 
 
-@pytest.mark.parametrize("name", [name for name in FULL if "/8b" in name and "nodes" not in name])
+@pytest.mark.parametrize("name", [name for name in FULL if re.search(r"/8b(-80gb|-select|-single)?$", name)])
 def test_both_sizes_are_one_recipe_in_small(name: str) -> None:
     """So that a run of the one at `scale=smoke` is a run of the other."""
     other = name.replace("/8b-80gb", "/1.7b").replace("/8b", "/1.7b")
