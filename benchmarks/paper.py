@@ -154,8 +154,8 @@ HEAD = """# The paper's results, in kind
 *Written by `make paper`; don't edit.*
 
 The [paper](https://arxiv.org/abs/2605.15565) measured on clusters of GPUs. This page has its results
-in kind, and EDF's, on two CPU cores, with emulated devices or tiny models in place of GPUs. Run all of them with
-`make paper`, or one with `make paper ROW=NAME`.
+in kind, and EDF's, on two CPU cores, with emulated devices or tiny models in place of GPUs. Run all of them
+with `make paper`, or one with `make paper ROW=NAME`.
 """
 
 
