@@ -102,8 +102,7 @@ def offered_calls(parser: CallParser, reply: str, offered: Collection[str]) -> t
     """
     # A reply may mention the tags of reasoning, so it isn't searched for reasoning again.
     if isinstance(parser, CallFormat):
-        schemas = cast("Mapping[str, str]", offered) if isinstance(offered, Mapping) else {}
-        calls = parser.read(reply, schemas)
+        calls = parser.read(reply, _schemas_in(offered))
         has_tags = parser not in _WITHOUT_TAGS
     else:
         calls = tuple(parser(reply))
@@ -119,6 +118,10 @@ def offered_calls(parser: CallParser, reply: str, offered: Collection[str]) -> t
         else replace(call, problem=f"no tool {call.name!r}; there are {tools}")
         for call in calls
     )
+
+
+def _schemas_in(offered: Collection[str]) -> Mapping[str, str]:
+    return cast("Mapping[str, str]", offered) if isinstance(offered, Mapping) else {}
 
 
 def is_unread(calls: Sequence[ToolCall], reply: str, offered: Collection[str]) -> bool:

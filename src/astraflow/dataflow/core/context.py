@@ -107,10 +107,8 @@ class Context:
         if not table.replay.share:
             return table.batch_groups
         version = policy.newest if session is None else session.version_at(policy.taken)
-        num = sum(
-            version - each.group.oldest_version <= table.max_staleness for each in policy.replay.values()
-        )
-        return table.batch_groups - min(num, table.max_replayed)
+        ages = [version - entry.group.oldest_version for entry in policy.replay.values()]
+        return table.batch_groups - min(sum(age <= table.max_staleness for age in ages), table.max_replayed)
 
     @property
     def draws_left(self) -> float:
