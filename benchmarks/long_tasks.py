@@ -9,7 +9,8 @@ pass from one to the other. Time is virtual: an episode takes `exp(N(0, 0.6))` u
 training step takes 5 units, 192 episodes run at the same time, and `max_staleness` is 4.
 
 `fifo` drops nothing and waits for the oldest group. `edf` takes complete groups, those with the oldest tokens
-first, and drops groups that have become stale. `sweep` takes groups as they complete. A sampler that drops
+first, and drops groups that have become stale. `sweep` takes groups as they complete, like the `fifo` of
+AstraFlow's prototype. A sampler that drops
 long groups drops hard ones: the table shows how long the dropped and the trained groups were, and how many of
 them were hard.
 

@@ -42,7 +42,6 @@ _SERVER_GB = 3.0
 """Memory of a server for anything but weights and KV cache: activations, graphs, and the CUDA context."""
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts in configs."""
-_SHARE = "--gpu-memory-utilization"
 _WORDS = {"one": 1, "two": 2, "four": 4, "eight": 8}
 _FAMILY_SIZE = "math"
 """The family that shows each size."""
@@ -127,7 +126,7 @@ class FullRecipe:
     @property
     def server_gb(self) -> float:
         """What a server takes of each of its GPUs."""
-        return float(self._option(_SHARE)) * self.card_gb
+        return float(self._option(cast("Any", self.recipe.rollout.engine).share_option)) * self.card_gb
 
     @property
     def eval_gb(self) -> float:
@@ -303,7 +302,7 @@ def _family_rows(folder: Path) -> Iterator[str]:
 
 def _model_rows() -> Iterator[str]:
     for entry in full_recipes():
-        if entry.name.startswith(f"{_FAMILY_SIZE}/"):
+        if entry.name.startswith(f"{_FAMILY_SIZE}/") and not entry.path.is_file():
             size = entry.name.partition("/")[2]
             lines = _head(find_entry(f"sizes/{size}").path)
             command = next(line for line in lines if line.startswith("Its model"))

@@ -280,6 +280,13 @@ class TableSizes:
     """L: number of versions that an engine may be behind the newest one."""
     reserve: int = 0
     """Number of versions of `max_staleness` that are reserved for replayed groups."""
+    max_replaced: int = 0
+    """With `replay.share`, the largest number of a batch's groups that are replayed."""
+
+    @property
+    def least_fresh(self) -> int:
+        """Smallest number of fresh groups in a batch."""
+        return self.groups_per_batch - self.max_replaced
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from astraflow.losses.m2po import (
     m2po_mask_bound,
     m2po_mask_proximal,
     m2po_mask_proximal_bound,
+    m2po_prototype,
+    m2po_prototype_bound,
     m2po_released,
     m2po_released_bound,
 )
@@ -161,6 +163,62 @@ def test_m2po_as_released_knows_no_bound_within_the_budget_and_clips_all_where_n
     assert float(m2po_released_bound(make_inputs(DELTAS, ADVANTAGES), budget=0.087)["tau"]) == math.inf
     assert float(m2po_released_bound(make_inputs([-1.0], [1.0]), budget=0.04)["tau"]) == math.inf
     assert float(m2po_released_bound(make_inputs([0.5, 0.6], [1.0, 1.0]), budget=0.04)["tau"]) == 0.0
+
+
+# The harmful tokens of DELTAS have the squares 0.01, 0.09, 0.16, whose running means are 0.01, 0.05, 0.0867.
+@pytest.mark.parametrize(
+    ("deltas", "advantages", "budget", "tau"),
+    [
+        (DELTAS, ADVANTAGES, 0.06, 0.3),
+        (DELTAS, ADVANTAGES, 0.049, 0.1),
+        (DELTAS, ADVANTAGES, 0.087, math.inf),  # the mean of all is within the budget
+        (DELTAS, ADVANTAGES, 0.009, 0.1),  # no mean is below: the smallest square is kept
+        (DELTAS, ADVANTAGES, 0.0, 0.1),
+        ([-1.0, 2.0, 0.0], [1.0, -1.0, 1.0], 0.01, math.inf),  # no token is harmful
+        ([5.0, 0.5], [0.0, 0.0], 0.01, math.inf),
+        ([0.5, 1.0, 1.5], [1.0] * 3, 0.7, 1.0),  # all are; means 0.25, 0.625, 1.167
+        ([0.5], [1.0], 0.01, 0.5),
+        ([-0.5], [-2.0], 0.25, math.inf),  # a mean of all that equals the budget is within it
+        ([0.5, 0.5, 2.0], [1.0] * 3, 0.25, 0.5),  # a mean of some must be below it
+        ([0.5, -0.5, 0.5, 1.0], [1.0, -1.0, 1.0, 1.0], 0.3, 0.5),  # equal squares: 0.25, 0.25, 0.25, 0.4375
+        ([0.25, 1.0, -1.0], [1.0, 1.0, -1.0], 0.6, 1.0),  # 0.0625, 0.53, 0.69: one of two equal squares
+        ([0.25, math.inf], [1.0, 1.0], 0.01, 0.25),
+        ([0.25, math.nan], [1.0, 1.0], 0.0625, math.inf),  # compares as no harm, as in all variants
+    ],
+)
+def test_m2po_of_the_prototype_clips_at_the_largest_square_that_the_budget_keeps(
+    deltas: list[float], advantages: list[float], budget: float, tau: float
+) -> None:
+    bound = m2po_prototype_bound(make_inputs(deltas, advantages), budget=budget)
+    assert float(bound["tau"]) == pytest.approx(tau, rel=1e-6)
+
+
+def test_m2po_of_the_prototype_clips_harmful_tokens_beyond_its_square_only() -> None:
+    bound = m2po_prototype_bound(make_inputs(DELTAS, ADVANTAGES), budget=0.06)
+    inputs = make_inputs(DELTAS, ADVANTAGES, **bound)
+    output = m2po_prototype(inputs, budget=0.06)
+    e = math.exp
+    # The token at the bound itself, 0.3, keeps its gradient; -0.4 with A < 0 is clipped.
+    assert output.per_token.tolist() == pytest.approx([-e(0.1), -e(0.3), -e(-0.5), e(-0.3), e(0.9)], rel=1e-5)
+    assert gradient(inputs, output) == pytest.approx([-e(0.1), -e(0.3), -e(-0.5), 0.0, e(0.9)], rel=1e-5)
+    assert output.metrics["clip_frac"].tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("tau", [math.inf, 5.0])
+def test_m2po_of_the_prototype_clips_at_0_05_and_21_whatever_its_square(tau: float) -> None:
+    deltas = [math.log(r) for r in (20.9, 21.1, 0.051, 0.049, 30.0, 0.01)]
+    inputs = make_inputs(deltas, [1.0, 1.0, -1.0, -1.0, -1.0, 1.0], tau=torch.tensor(tau))
+    output = m2po_prototype(inputs, budget=0.01)
+    assert output.per_token.tolist() == pytest.approx([-20.9, -21.0, 0.051, 0.05, 30.0, -0.01], rel=1e-4)
+    assert output.metrics["clip_frac"].tolist() == [False, True, False, True, False, False]
+
+
+def test_m2po_of_the_prototype_bounds_a_minibatch_and_not_its_microbatches() -> None:
+    """The prototype bounds each microbatch by itself: the two halves would have tau 0.1 and 0.3."""
+    whole = m2po_prototype_bound(make_inputs([0.1, 0.5, 0.3, 0.4], [1.0] * 4), budget=0.06)
+    halves = [m2po_prototype_bound(make_inputs(d, [1.0] * 2), budget=0.06) for d in ([0.1, 0.5], [0.3, 0.4])]
+    assert [float(half["tau"]) for half in halves] == pytest.approx([0.1, 0.3])
+    assert float(whole["tau"]) == pytest.approx(0.3)
 
 
 def stale_inputs(behind: list[float], ahead: list[float], **statistics: Tensor) -> LossInputs:

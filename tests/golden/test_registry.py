@@ -80,6 +80,8 @@ LOSSES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "m2po_mask": ((0.0, 0.0, 1.1, 2.0),) * 2,
     # No square is below that solution, so everything harmful is clipped to ratio 1.
     "m2po_released": ((-1.0, -0.5, 1.1, 2.0), (0.0, -0.5, 1.1, 2.0)),
+    # 1.5 alone is harmful, and its square, 0.164, is over the budget of 0.01: the smallest square is kept.
+    "m2po_prototype": ((-1.5, -0.5, 1.1, 2.0),) * 2,
     "m2po_mask_proximal": SYMMETRIC,  # proximal is behavior: nothing is masked
     "decoupled_ppo": SYMMETRIC,  # proximal / behavior is 1
     "decoupled_ppo_approx": SYMMETRIC,  # one version stale: the proximal policy is the behavior policy

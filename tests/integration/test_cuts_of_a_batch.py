@@ -17,7 +17,7 @@ from drivers.trainer_builders import logprobs_alone, make_samples, make_tiny_mod
 
 BUDGETS = {1: (4000, 150, 20), 2: (4000, 80, 20), 4: (4000, 40, 20)}
 """Tokens per microbatch, by the number of minibatches. They cut each minibatch into one, a few, and many."""
-BOUNDED = {"m2po", "m2po_released", "m2po_mask", "m2po_mask_proximal"}
+BOUNDED = {"m2po", "m2po_released", "m2po_prototype", "m2po_mask", "m2po_mask_proximal"}
 BUDGET = 0.01
 """The mean squared distance of the tests' tokens from the current policy is 0.09."""
 

@@ -325,30 +325,33 @@ async def test_a_damaged_payload_is_found(tmp_path: Path) -> None:
 # --- replay and curators --------------------------------------------------------------------------
 
 
-def replaying() -> RunPlan:
+def replaying(**replay: float) -> RunPlan:
     return make_plan(
         num_steps=5,
         num_tasks=6,
         curators=(GresoConfig(policy="actor", delta=0.2), SolvedConfig(revisit=0.2)),
-        replay=ReplayConfig(ratio=0.5),
+        replay=ReplayConfig(**replay or {"ratio": 0.5}),  # type: ignore[arg-type]
     )
 
 
-async def test_a_run_with_replay_and_curators_holds_across_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path, replaying(), snapshot_every=3) as run:
+@pytest.mark.parametrize("meaning", ["ratio", "share"])
+async def test_a_run_with_replay_and_curators_holds_across_a_restart(tmp_path: Path, meaning: str) -> None:
+    plan = replaying(**{meaning: 0.5})
+    async with running(tmp_path, plan, snapshot_every=3) as run:
         trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
         await trainer.attach()
         await worker.register()
         await worker.send(*[await worker.answer(lease) for lease in await worker.lease(20)])
         before = await run.client.status()
-    async with running(tmp_path, replaying(), snapshot_every=3) as run:
+    async with running(tmp_path, plan, snapshot_every=3) as run:
         after = await run.client.status()
         assert (kept(after.policies), after.curation) == (kept(before.policies), before.curation)
         await play_run(run)
     report = audit(tmp_path)
     assert report.problems == ()
-    assert report.policies[0].replayed > 0
-    assert report.policies[0].fates.trained == 20
+    num_replayed = report.policies[0].replayed
+    assert num_replayed > 0
+    assert report.policies[0].fates.trained == (20 if meaning == "ratio" else 20 - num_replayed)
 
 
 def replay_of(*group_ids: int) -> Callable[[Event], tuple[Event, ...]]:
@@ -378,6 +381,15 @@ async def test_a_forged_replay_is_found(
         await play_run(run)
     report = rewrite_events(tmp_path, change)
     assert any(problem in text for text in report.problems), report.problems
+
+
+async def test_a_batch_whose_replayed_groups_are_not_in_the_place_of_fresh_ones_is_found(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, replaying(share=0.5)) as run:
+        await play_run(run)
+    report = rewrite_events(tmp_path, replay_of(0))
+    assert any("holds 3 groups, not 4" in text for text in report.problems), report.problems
 
 
 def double_use(event: Event) -> tuple[Event, ...]:

@@ -285,7 +285,7 @@ class History:
             metas = [meta for g in taken for _, meta in self._samples(name, g)]
             num_tokens = sum(meta.num_trained_tokens for meta in metas)
             is_enough = 0 < stop.sequences <= len(metas) or 0 < stop.tokens <= num_tokens
-            size = self._plan.policies[name].table.groups_per_batch
+            size = self._num_fresh(name)
             if policy.stops_at is None and (is_enough or self._num_left() + len(policy.waiting) < size):
                 policy.stops_at = len(policy.batches)
                 if policy.newest >= 0 and policy.newest_step == policy.stops_at:
@@ -341,9 +341,23 @@ class History:
         return self._plan.admission == "all" and self._needs_groups(name) and not self._has_room(name)
 
     def _needs_groups(self, name: str) -> bool:
-        policy, plan = self._policies[name], self._plan.policies[name]
+        policy, table = self._policies[name], self._plan.policies[name].table
         num_left = self._last_step(name) - len(policy.batches)
-        return len(policy.waiting) < num_left * plan.table.groups_per_batch
+        num_later = max(0, num_left - 1) * (table.groups_per_batch - self._num_replaced(table))
+        return num_left > 0 and len(policy.waiting) < self._num_fresh(name) + num_later
+
+    @staticmethod
+    def _num_replaced(table: TableConfig) -> int:
+        """How many groups of a batch may be replayed instead of fresh ones."""
+        return int(table.replay.share * table.batch_groups)
+
+    def _num_fresh(self, name: str) -> int:
+        """How many fresh groups the next batch holds."""
+        policy, table = self._policies[name], self._plan.policies[name].table
+        version = self._next_version(policy) if policy.has_session else policy.newest
+        ages = [version - self._oldest(name, group_id) for group_id in policy.kept]
+        num_again = sum(age <= table.max_staleness for age in ages)
+        return table.batch_groups - min(num_again, self._num_replaced(table))
 
     def _has_room(self, name: str) -> bool:
         """Whether a draw is to be charged to the policy."""
@@ -351,10 +365,11 @@ class History:
         least_staleness = self._next_version(policy) - (policy.newest - plan.table.engine_lag)
         num_live = policy.num_drawn - len(policy.fates)
         num_versions = plan.table.max_staleness - plan.table.replay.reserve - plan.table.engine_lag + 1
+        size = plan.table.batch_groups
         return (
             self._needs_groups(name)
             and self._num_left() > 0
-            and num_live < num_versions * plan.table.groups_per_batch
+            and num_live < max(size, num_versions * (size - self._num_replaced(plan.table)))
             and (least_staleness <= plan.table.max_staleness or not policy.has_session)
         )
 
@@ -656,11 +671,12 @@ class History:
                 f"{event}: step {len(policy.batches)}, version {self._next_version(policy)} are next"
             )
         queue = {"fifo": policy.waiting, "sweep": policy.ready}.get(table.sampler.name)
-        wanted = tuple(queue)[: table.groups_per_batch] if queue is not None else event.group_ids
+        num_fresh = self._num_fresh(name)
+        wanted = tuple(queue)[:num_fresh] if queue is not None else event.group_ids
         if event.group_ids != wanted or not policy.ready.keys() >= set(wanted):
             self._problem(f"{event}: {wanted} are next, {tuple(policy.ready)} are ready")
-        if len(set(event.group_ids)) != table.groups_per_batch:
-            self._problem(f"{event}: {table.groups_per_batch} groups make a batch")
+        if len(set(event.group_ids)) != num_fresh:
+            self._problem(f"{event}: {num_fresh} fresh groups make a batch")
         self._replayed(event, table)
         for group_id, staleness in zip(event.group_ids, event.staleness, strict=True):
             found = event.trainer_version - self._oldest(name, group_id)

@@ -115,13 +115,14 @@ def _replay(seed: int, name: str) -> ReplayConfig:
     rng = random.Random(f"replay {seed} {name}")
     if rng.random() < 0.5:
         return ReplayConfig()
-    return ReplayConfig(
+    replay = ReplayConfig(
         ratio=rng.choice((0.5, 1.0, 2.0)),
         size=rng.choice((1, 2, 4, 256)),
         select=rng.choice(("latest", "uniform", "priority")),
         max_uses=rng.choice((2, 2, 3)),
         reserve=rng.randint(1, 4),
     )
+    return replay if rng.random() < 0.5 else replay.model_copy(update={"ratio": 0.0, "share": 0.5})
 
 
 def _stop(rng: random.Random) -> StopPlan:

@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
 
-from astraflow.config import Use, load_component
+from astraflow.config import Config, Use, load_component
 from astraflow.errors import ComponentError, ConfigError
 from astraflow.protocols import Stateful
 from astraflow.user_input.own_code import describe_error
@@ -18,6 +18,7 @@ __all__ = [
     "encode_state_or_none",
     "load_own_function",
     "make_own_object",
+    "make_part",
     "read_state",
 ]
 
@@ -50,6 +51,11 @@ def make_own_object(config: Use, *, where: str, methods: Sequence[str], **given:
         ) from err
     check_methods(made, methods, config, where=where)
     return made
+
+
+def make_part(config: Config, where: str, methods: Sequence[str]) -> Any:
+    """Returns a built-in component, which is its config, or makes the user's own. Raises: ConfigError."""
+    return make_own_object(config, where=where, methods=methods) if isinstance(config, Use) else config
 
 
 def check_methods(made: object, methods: Sequence[str], config: Use, *, where: str) -> None:

@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from astraflow.algorithms.own import make_own_object
 from astraflow.config import Config, Use
-from astraflow.protocols import CompleteGroup, Remover
+from astraflow.protocols import CompleteGroup
 
-__all__ = ["CapacityRemover", "KeepRemover", "RemoverConfig", "make_remover"]
+__all__ = ["CapacityRemover", "KeepRemover", "RemoverConfig"]
 
 
 class KeepRemover(Config):
@@ -49,10 +48,3 @@ class CapacityRemover(Config):
 
 
 RemoverConfig = Annotated[KeepRemover | CapacityRemover | Use, Field(discriminator="name")]
-
-
-def make_remover(config: RemoverConfig) -> Remover:
-    """Makes the remover of a table. Raises: ConfigError if the user's own class can't be used."""
-    if isinstance(config, Use):
-        return make_own_object(config, where="table.remover", methods=("remove",))
-    return config

@@ -8,12 +8,11 @@ from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from astraflow.algorithms.own import make_own_object
 from astraflow.algorithms.seeded import chance
 from astraflow.config import Config, Use
-from astraflow.protocols import CompleteGroup, Sampler, TableSizes
+from astraflow.protocols import CompleteGroup, TableSizes
 
 __all__ = [
     "EdfSampler",
@@ -23,13 +22,12 @@ __all__ = [
     "SamplerConfig",
     "SweepSampler",
     "WindowSampler",
-    "make_sampler",
 ]
 
 
 class FifoSampler(Config):
-    """Takes groups in the order in which they were drawn; worst staleness is `tickets / groups_per_batch - 1
-    + L`."""
+    """Takes groups in the order in which they were drawn, so it waits for slow ones and drops none; worst
+    staleness is `tickets / groups_per_batch - 1 + L`. The `fifo` of AstraFlow's prototype is `sweep`."""
 
     name: Literal["fifo"] = "fifo"
 
@@ -46,19 +44,19 @@ class FifoSampler(Config):
         return head if all(group_id in ready for group_id in head) else None
 
     def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
-        """`ceil(max_tickets / groups_per_batch) - 1 + L`, at most `max_staleness`.
+        """`ceil(max_tickets / n) - 1 + L`, n = `least_fresh`, at most `max_staleness`.
 
         A group drawn at version v has at most `max_tickets - 1` groups before it, so it is taken at version
-        `v + ceil(max_tickets / groups_per_batch) - 1` at the latest; its oldest token is of version `v - L`
-        or newer. The sweep at the take acts only after a trainer's restart, when versions jump.
+        `v + ceil(max_tickets / n) - 1` at the latest; its oldest token is of version `v - L` or newer. The
+        sweep at the take acts only after a trainer's restart, when versions jump.
         """
-        num_batches = -(-max_tickets // sizes.groups_per_batch)
+        num_batches = -(-max_tickets // sizes.least_fresh)
         return min(num_batches - 1 + sizes.engine_lag, sizes.max_staleness)
 
 
 class SweepSampler(Config):
-    """Takes groups in the order in which they completed; groups over `max_staleness` at the take are dropped
-    as stale."""
+    """Takes groups in the order in which they completed, which AstraFlow's prototype calls `fifo`; groups
+    over `max_staleness` at the take are dropped as stale."""
 
     name: Literal["sweep"] = "sweep"
 
@@ -127,13 +125,13 @@ class WindowSampler(Config):
         return picked if len(picked) == num_groups else None
 
     def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
-        """`(max_tickets + max(span, groups_per_batch) - 2) // groups_per_batch + L`, at most `max_staleness`.
+        """`(max_tickets + max(span, groups_per_batch) - 2) // least_fresh + L`, at most `max_staleness`.
 
         A group has at most `max_tickets - 1` groups before it when it is drawn, and at most `max(span,
         groups_per_batch) - 1` later ones overtake it.
         """
         num_overtaking = max(self.span, sizes.groups_per_batch) - 1
-        num_batches = (max_tickets - 1 + num_overtaking) // sizes.groups_per_batch
+        num_batches = (max_tickets - 1 + num_overtaking) // sizes.least_fresh
         return min(num_batches + sizes.engine_lag, sizes.max_staleness)
 
 
@@ -163,19 +161,15 @@ SamplerConfig = Annotated[
 ]
 
 
-def make_sampler(config: SamplerConfig) -> Sampler:
-    """Makes the sampler of a table. Raises: ConfigError if the user's own class can't be used."""
-    if isinstance(config, Use):
-        return make_own_object(config, where="table.sampler", methods=("pick", "worst_staleness"))
-    return config
-
-
 class ReplayConfig(Config):
-    """Adds groups that were already trained on to later batches, in addition to the fresh groups and never
-    above `max_staleness`."""
+    """Trains on groups again in later batches, never above `max_staleness`; by default, there is none."""
 
     ratio: float = Field(default=0.0, ge=0)
-    """Largest number of replayed groups per fresh group of a batch; 0: no replay."""
+    """Largest number of replayed groups per fresh group of a batch. They are added to `groups_per_batch`
+    fresh ones, so rollouts per step stay the same."""
+    share: float = Field(default=0.0, ge=0, lt=1)
+    """Largest share of a batch of `groups_per_batch` groups that is replayed; the rest is fresh, so rollouts
+    per step fall. AstraFlow's prototype calls this `replay_ratio`."""
     size: int = Field(default=256, ge=1)
     """Number of trained groups that are kept for replay, the latest ones."""
     select: Literal["latest", "uniform", "priority"] = "uniform"
@@ -186,6 +180,15 @@ class ReplayConfig(Config):
     reserve: int = Field(default=0, ge=0)
     """Number of versions of `max_staleness` that are reserved for replayed groups; fresh groups get
     correspondingly fewer tickets."""
+
+    @model_validator(mode="after")
+    def _has_one_meaning(self) -> "ReplayConfig":
+        if self.ratio > 0 and self.share > 0:
+            raise ValueError(
+                f"ratio ({self.ratio:g}) adds replayed groups to a batch, and share ({self.share:g}) "
+                "replaces fresh ones; set one of them, and the other to 0"
+            )
+        return self
 
     def pick(self, groups: Mapping[int, CompleteGroup], num: int, *, seed: str) -> tuple[int, ...]:
         """The ids of at most `num` groups. Deterministic: the same arguments give the same ids.

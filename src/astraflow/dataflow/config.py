@@ -76,6 +76,7 @@ class TableConfig(Config):
             max_staleness=self.max_staleness,
             engine_lag=self.engine_lag,
             reserve=self.replay.reserve,
+            max_replaced=self.batch_groups - self.least_fresh,
         )
 
     @property
@@ -85,8 +86,15 @@ class TableConfig(Config):
 
     @property
     def max_replayed(self) -> int:
-        """Largest number of replayed groups in a batch: `ratio * groups_per_batch`, rounded down."""
-        return int(round(self.replay.ratio * self.batch_groups, 6))  # 0.29 * 100 is 28.999... in binary
+        """Largest number of replayed groups in a batch: `ratio` or `share` times `groups_per_batch`, rounded
+        down."""
+        times = self.replay.ratio or self.replay.share
+        return int(round(times * self.batch_groups, 6))  # 0.29 * 100 is 28.999... in binary
+
+    @property
+    def least_fresh(self) -> int:
+        """Smallest number of fresh groups in a batch: with `replay.share`, those that aren't replayed."""
+        return self.batch_groups - (self.max_replayed if self.replay.share else 0)
 
     @property
     def min_group_size(self) -> int:
@@ -107,6 +115,12 @@ class TableConfig(Config):
             raise ValueError(
                 f"replay.reserve ({self.replay.reserve}) must not exceed max_staleness - engine_lag "
                 f"({self.max_staleness - self.engine_lag})"
+            )
+        if self.batch_groups > self.replay.max_uses * self.least_fresh:
+            raise ValueError(
+                f"replay.share ({self.replay.share:g}) leaves {self.least_fresh} fresh groups in a batch of "
+                f"{self.batch_groups}, too few if each is used in at most replay.max_uses "
+                f"({self.replay.max_uses}) steps; raise max_uses or lower share"
             )
         if not isinstance(self.sampler, Use) and not isinstance(self.limiter, Use):
             # Raises ValueError if they do not work with the sizes. Custom ones are called only when the run

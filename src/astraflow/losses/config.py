@@ -33,6 +33,7 @@ __all__ = [
     "M2poLossConfig",
     "M2poMaskLossConfig",
     "M2poMaskProximalLossConfig",
+    "M2poPrototypeLossConfig",
     "M2poReleasedLossConfig",
     "MaskedCorrectionConfig",
     "NoCorrectionConfig",
@@ -188,6 +189,16 @@ class M2poReleasedLossConfig(_ClippedSecondMoment):
     name: Literal["m2po_released"] = "m2po_released"
 
 
+class M2poPrototypeLossConfig(Config):
+    """M2PO as AstraFlow's prototype trains it: clips at the largest log ratio that the budget keeps, and at
+    ratios of 0.05 and 21."""
+
+    name: Literal["m2po_prototype"] = "m2po_prototype"
+    budget: float = Field(default=0.01, gt=0)
+    """The mean of delta^2 over the harmful tokens that are kept is below this; the prototype's
+    `m2_threshold`."""
+
+
 class M2poMaskLossConfig(Config):
     """Second-moment trust region by masking tokens (arXiv:2510.01161, the rule as the paper states it)."""
 
@@ -248,6 +259,7 @@ LossConfig = Annotated[
     | SapoLossConfig
     | M2poLossConfig
     | M2poReleasedLossConfig
+    | M2poPrototypeLossConfig
     | M2poMaskLossConfig
     | M2poMaskProximalLossConfig
     | DecoupledPpoLossConfig

@@ -22,7 +22,7 @@ from astraflow.losses.auxiliary import (
     with_kl_penalty,
 )
 from astraflow.losses.config import AuxiliaryConfig
-from astraflow.losses.m2po import m2po, m2po_mask, m2po_mask_proximal, m2po_released
+from astraflow.losses.m2po import m2po, m2po_mask, m2po_mask_proximal, m2po_prototype, m2po_released
 from astraflow.losses.policy import (
     LossInputs,
     LossOutput,
@@ -197,6 +197,7 @@ LOSSES: dict[str, Callable[..., LossOutput]] = {
     "m2po": m2po,
     "m2po_mask": m2po_mask,
     "m2po_mask_proximal": m2po_mask_proximal,
+    "m2po_prototype": m2po_prototype,
     "m2po_released": m2po_released,
     "ppo": ppo,
     "reinforce": reinforce,

@@ -1,18 +1,21 @@
-"""M2PO, a trust region on the second moment of the log ratio to the behavior policy, in four public variants.
+"""M2PO, a trust region on the second moment of the log ratio to the behavior policy, in five public variants.
 
 | variant | what it does | source |
 |---|---|---|
 | `m2po` | clips where the budget is met exactly | the description in the authors' code |
 | `m2po_released` | clips at the largest square below that | what the authors' code does |
+| `m2po_prototype` | clips at the largest square that the budget keeps | the code of AstraFlow's prototype |
 | `m2po_mask` | masks tokens by current against behavior policy | the paper's algorithm |
 | `m2po_mask_proximal` | masks tokens by proximal against behavior policy, and clips | AReaL's code |
 
-All four compute their bound over the whole minibatch; the authors' code and AReaL's use one microbatch.
+All five compute their bound over the whole minibatch, so it is the same in any cut. The public codes use one
+microbatch of one rank, which gives the same bound where that is the whole minibatch.
 
-Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its bound).
+Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its bound). A token is harmful
+if A > 0 and ratio > 1, or A < 0 and ratio < 1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -35,6 +38,8 @@ __all__ = [
     "m2po_mask_bound",
     "m2po_mask_proximal",
     "m2po_mask_proximal_bound",
+    "m2po_prototype",
+    "m2po_prototype_bound",
     "m2po_released",
     "m2po_released_bound",
 ]
@@ -43,62 +48,77 @@ __all__ = [
 def m2po_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
     """tau, the bound on |log ratio| of `m2po`: the largest with mean(min(delta^2, tau^2)) <= budget.
 
-    delta_t = logprobs_t - behavior_logprobs_t. The mean is over the n harmful tokens of the whole minibatch:
-    those with A > 0 and ratio > 1, or A < 0 and ratio < 1. tau is infinite if the mean of delta^2 is within
-    the budget. Otherwise it is exact: if k tokens have |delta| below tau,
-    tau^2 = (n * budget - sum of their delta^2) / (n - k).
+    delta_t = logprobs_t - behavior_logprobs_t. The mean is over the n harmful tokens of the whole minibatch.
+    tau is infinite if the mean of delta^2 is within the budget. Otherwise it is exact: if k tokens have
+    |delta| below tau, tau^2 = (n * budget - sum of their delta^2) / (n - k).
 
     Shapes: inputs [T], tau a scalar. No gradient.
     Source: Zheng et al. 2025 (arXiv:2510.01161), as the docstrings of the authors' code describe it; the code
     itself stops at a smaller value, see `m2po_released_bound`.
     """
-    ascending = _harmful_squares(inputs)
-    if _is_within(ascending, budget):
-        return {"tau": torch.full((), torch.inf, device=ascending.device)}
-    tau_squared, above = _solution(ascending, budget)
-    return {"tau": tau_squared[above].sqrt().float()}
+    return _bound(inputs, budget, lambda squares, most: _exact_and_below(squares, most)[0])
 
 
 def m2po_released_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
     """tau of `m2po_released`: the root of the largest delta^2 below the exact solution; 0 if there is none.
 
-    delta, the harmful tokens and the exact solution are as in `m2po_bound`. With the squares in ascending
-    order, tau^2 is the one before the first square at which mean(min(delta^2, square)) reaches the budget. So
-    the mean stays below the budget.
+    delta and the exact solution are as in `m2po_bound`. With the squares in ascending order, tau^2 is the one
+    before the first square at which mean(min(delta^2, square)) reaches the budget. So the mean stays below
+    the budget.
 
     Shapes: inputs [T], tau a scalar. No gradient.
     Source: Zheng et al. 2025 (arXiv:2510.01161), the authors' released code.
     """
-    ascending = _harmful_squares(inputs)
-    if _is_within(ascending, budget):
-        return {"tau": torch.full((), torch.inf, device=ascending.device)}
-    _, above = _solution(ascending, budget)
-    squares = torch.cat([ascending.new_zeros(1), ascending])
-    return {"tau": squares[above].sqrt().float()}
+    return _bound(inputs, budget, lambda squares, most: _exact_and_below(squares, most)[1])
 
 
-def _harmful_squares(inputs: LossInputs) -> Tensor:
-    """delta^2 of the harmful tokens, ascending, as float64."""
+def m2po_prototype_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
+    """tau of `m2po_prototype`: the root of the largest delta^2 that the budget keeps; at least the smallest.
+
+    delta is as in `m2po_bound`. Of the harmful tokens, those with the largest squares are dropped until the
+    mean of the rest is below the budget: with s_1 <= ... <= s_n, tau^2 = s_k for the largest k with
+    (s_1 + ... + s_k) / k < budget, or s_1 if there is none. tau is infinite if the mean of all is within the
+    budget.
+
+    Shapes: inputs [T], tau a scalar. No gradient. Source: as `m2po_prototype`.
+    """
+    return _bound(inputs, budget, _largest_kept_square)
+
+
+def _bound(
+    inputs: LossInputs, budget: float, square: Callable[[Tensor, float], Tensor]
+) -> Mapping[str, Tensor]:
+    """tau^2 is `square` of the harmful tokens' ascending delta^2, if their mean exceeds the budget."""
     delta = (inputs.logprobs - inputs.behavior_logprobs).detach()
-    return delta[delta * inputs.advantages > 0].double().square().sort().values
+    ascending = delta[delta * inputs.advantages > 0].double().square().sort().values
+    if ascending.numel() == 0 or ascending.mean() <= budget:
+        return {"tau": torch.full((), torch.inf, device=ascending.device)}
+    return {"tau": square(ascending, budget).sqrt().float()}
 
 
-def _is_within(ascending: Tensor, budget: float) -> bool:
-    return ascending.numel() == 0 or bool(ascending.mean() <= budget)
+def _exact_and_below(ascending: Tensor, budget: float) -> tuple[Tensor, Tensor]:
+    """The tau^2 that meets the budget exactly, and the largest square below it, or 0.
 
-
-def _solution(ascending: Tensor, budget: float) -> tuple[Tensor, Tensor]:
-    """For each number k of squares below tau^2, the tau^2 that meets the budget; and the k that is right.
-
-    k is right if its tau^2 is at most the next larger square: then exactly the k smallest squares are below.
+    For each number k of squares below tau^2, a tau^2 meets the budget. k is right if its tau^2 is at most the
+    next larger square: then exactly the k smallest squares are below.
     """
     num = len(ascending)
-    below = torch.cat([ascending.new_zeros(1), ascending.cumsum(0)[:-1]])
+    below = torch.cat([ascending.new_zeros(1), ascending])
     num_above = num - torch.arange(num, device=ascending.device)
-    tau_squared = (num * budget - below) / num_above
+    tau_squared = (num * budget - below.cumsum(0)[:-1]) / num_above
     is_solution = tau_squared <= ascending
     is_solution[-1] = True  # holds in exact arithmetic, since the mean exceeds the budget
-    return tau_squared, is_solution.int().argmax()
+    above = is_solution.int().argmax()
+    return tau_squared[above], below[above]
+
+
+def _largest_kept_square(ascending: Tensor, budget: float) -> Tensor:
+    num_kept = (_running_means(ascending) < budget).sum()
+    return ascending[num_kept.clamp(min=1) - 1]
+
+
+def _running_means(ascending: Tensor) -> Tensor:
+    return ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=ascending.device)
 
 
 @with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True, statistics=m2po_bound)
@@ -112,26 +132,41 @@ def m2po(inputs: LossInputs, *, budget: float) -> LossOutput:
     Raises: ConfigError if `inputs.statistics` lacks tau.
     Source: Zheng et al. 2025 (arXiv:2510.01161), as the docstrings of the authors' code describe it.
     """
-    tau = statistic(inputs, "tau", f"m2po_bound(inputs, budget={budget})")
-    return _clipped(inputs, tau)
+    return _clipped(inputs, f"m2po_bound(inputs, budget={budget})")
 
 
 @with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True, statistics=m2po_released_bound)
 def m2po_released(inputs: LossInputs, *, budget: float) -> LossOutput:
     """`m2po` with the smaller tau of the authors' released code, from `m2po_released_bound`.
 
-    Shapes: all [T]. Gradient: through `logprobs` only.
-    Raises: ConfigError if `inputs.statistics` lacks tau.
+    Shapes, gradient, and errors: as `m2po`.
     Source: Zheng et al. 2025 (arXiv:2510.01161), the authors' released code without its optional floor of the
     clip bounds (`miniclip`, off in its scripts).
     """
-    tau = statistic(inputs, "tau", f"m2po_released_bound(inputs, budget={budget})")
-    return _clipped(inputs, tau)
+    return _clipped(inputs, f"m2po_released_bound(inputs, budget={budget})")
 
 
-def _clipped(inputs: LossInputs, tau: Tensor) -> LossOutput:
+@with_traits(
+    needs_proximal=False, needs_advantage=True, weighs_behavior=True, statistics=m2po_prototype_bound
+)
+def m2po_prototype(inputs: LossInputs, *, budget: float) -> LossOutput:
+    """`m2po` as AstraFlow's prototype trains it: another tau, and limits that hold for any tau.
+
+    loss_t = max(-ratio_t * A_t, -clip(ratio_t, max(exp(-tau), 0.05), min(exp(tau), 21)) * A_t), tau from
+    `m2po_prototype_bound`
+
+    Shapes, gradient, and errors: as `m2po`.
+    Source: https://github.com/Infini-AI-Lab/astraflow (343e808), train_worker/engine/ppo/actor.py, the
+    function that computes the clip range; for arXiv:2605.15565, after arXiv:2510.01161.
+    """
+    return _clipped(inputs, f"m2po_prototype_bound(inputs, budget={budget})", low=0.05, high=21.0)
+
+
+def _clipped(inputs: LossInputs, source: str, *, low: float = 0.0, high: float = torch.inf) -> LossOutput:
+    tau = statistic(inputs, "tau", source)
     ratio = importance_ratio(inputs.logprobs, inputs.behavior_logprobs)
-    return clipped_surrogate(ratio, inputs.advantages, torch.clamp(ratio, torch.exp(-tau), torch.exp(tau)))
+    clipped = torch.clamp(ratio, torch.exp(-tau).clamp(min=low), torch.exp(tau).clamp(max=high))
+    return clipped_surrogate(ratio, inputs.advantages, clipped)
 
 
 def m2po_mask_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
@@ -149,10 +184,9 @@ def m2po_mask_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor
 
 def _keepable(ascending: Tensor, budget: float) -> Tensor:
     """The squares up to which the mean is within the budget, ascending; of equal squares, only the last."""
-    means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=ascending.device)
     is_last_of_equals = torch.ones_like(ascending, dtype=torch.bool)
     is_last_of_equals[:-1] = ascending[1:] > ascending[:-1]
-    return ascending[(means <= budget) & is_last_of_equals]
+    return ascending[(_running_means(ascending) <= budget) & is_last_of_equals]
 
 
 @with_traits(needs_proximal=False, weighs_behavior=True, statistics=m2po_mask_bound)

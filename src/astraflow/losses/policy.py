@@ -111,7 +111,7 @@ class LossOutput:
     """[T] each; numbers or booleans."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossTraits:
     """Properties of a loss that the trainer relies on; the defaults are safe for any loss."""
 
@@ -133,29 +133,15 @@ class LossTraits:
     statistics: Callable[..., Mapping[str, Tensor]] | None = None
     """Computes numbers over the whole minibatch; takes the same arguments as the loss."""
 
-
-def with_traits(
-    *,
-    needs_proximal: bool = True,
-    needs_advantage: bool = False,
-    weighs_behavior: bool = False,
-    streams: tuple[str | StreamRule, ...] = (),
-    needs_teacher: bool = False,
-    needs_entropies: bool = False,
-    statistics: Callable[..., Mapping[str, Tensor]] | None = None,
-) -> Callable[[_FunctionT], _FunctionT]:
-    """Attaches traits to a loss; the function itself is unchanged.
-
-    Example: `@with_traits(streams=("teacher",))` above a function that reads `inputs.streams["teacher"]`.
-    """
-    needs = (needs_proximal, needs_advantage)
-    traits = LossTraits(*needs, weighs_behavior, streams, needs_teacher, needs_entropies, statistics)
-
-    def mark(function: _FunctionT) -> _FunctionT:
-        vars(function)["traits"] = traits
+    def __call__(self, function: _FunctionT) -> _FunctionT:
+        """Attaches the traits to a loss; the function itself is unchanged."""
+        vars(function)["traits"] = self
         return function
 
-    return mark
+
+with_traits = LossTraits
+"""The traits as a decorator. Example: `@with_traits(streams=("teacher",))` above a function that reads
+`inputs.streams["teacher"]`."""
 
 
 # --- plain and clipped policy gradient ------------------------------------------------------------

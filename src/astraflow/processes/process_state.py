@@ -7,9 +7,7 @@ A process without signs of life doesn't necessarily hang. On a busy machine, it 
 time and get no processor.
 """
 
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -66,21 +64,12 @@ def memory_of(pid: int) -> int:
 
 
 def stopped_children(pid: int) -> dict[int, str]:
-    """The stopped descendants of a process: id -> command. Always empty on systems other than Linux, which
-    don't list children.
-    """
-    return {child: _command(child) for child in _descendants(pid) if state_of(child) == "stopped"}
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    pids = [pid]
-    while pids:
-        # The kernel lists each child under the thread that started it.
-        for thread in Path(f"/proc/{pids.pop()}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # the thread has ended meanwhile
-                children = [int(text) for text in thread.read_text(encoding="ascii").split()]
-                yield from children
-                pids += children
+    """The stopped descendants of a process: id -> command. Empty if the process is gone."""
+    try:
+        children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return {}
+    return {child: _command(child) for child in children if state_of(child) == "stopped"}
 
 
 def _command(pid: int) -> str:

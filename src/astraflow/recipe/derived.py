@@ -135,7 +135,7 @@ def stop_notes(recipe: Recipe, sources: OpenSources) -> Iterator[str]:
         num = num_groups * policy.table.group_size
         limits: list[str] = []
         if stop.epochs:
-            num_steps = num_draws // num_groups
+            num_steps = num_draws // policy.table.least_fresh
             limits.append(f"stop.epochs (draws {num_draws:,} groups, enough for at most {num_steps:,} steps)")
         if stop.sequences:
             num_steps = math.ceil(stop.sequences / num)

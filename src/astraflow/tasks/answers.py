@@ -57,16 +57,12 @@ def _boxed(text: str) -> str | None:
     return None if end is None else rest[: end - 2].strip()
 
 
-def _whole(text: str) -> str | None:
-    return text
-
-
 _EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "after_equals": _after_equals,
     "answer_tag": _answer_tag,
     "boxed": _boxed,
     "last_line": _last_line,
-    "whole": _whole,
+    "whole": lambda text: text,
 }
 
 

@@ -304,6 +304,7 @@ class PolicyStatus(Item, frozen=True, kw_only=True):
     num_running_groups: Count
     num_ready_groups: Count
     groups_per_batch: Count
+    """Fresh groups that make up the next batch."""
     staleness_bound: SignedInt
     redone_steps: Count
     fates: FateCounts

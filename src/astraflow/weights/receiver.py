@@ -63,11 +63,6 @@ _NUM_REMEMBERED = 64
 """Manifests kept per policy, so that they are not asked for again; a chain of deltas is shorter."""
 
 
-def _loop_time() -> float:
-    """The clock of the running loop, which deadlines use as well."""
-    return asyncio.get_running_loop().time()
-
-
 class Receiver:
     """Fetches versions of any number of policies. Call `close` at the end.
 
@@ -91,7 +86,7 @@ class Receiver:
         range_bytes: int = 4 * 1024 * 1024,
         deadline_s: float = 600.0,
         peer_patience_s: float = 1.0,
-        clock: Callable[[], float] = _loop_time,
+        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
         memory_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         self._cache_dir = cache_dir

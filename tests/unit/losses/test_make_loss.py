@@ -1,6 +1,7 @@
 """From a recipe's loss to a function."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from astraflow.config import Config, Use
@@ -69,10 +71,19 @@ def test_fields_of_a_config_are_exactly_the_keyword_arguments(name: str) -> None
 def test_statistics_take_the_arguments_of_their_loss() -> None:
     found = {name: make_loss(config()).statistics for name, config in CONFIGS.items()}
     with_statistics = {name: statistics for name, statistics in found.items() if statistics is not None}
-    assert set(with_statistics) == {"m2po", "m2po_released", "m2po_mask", "m2po_mask_proximal"}
+    assert set(with_statistics) == {
+        "m2po", "m2po_released", "m2po_prototype", "m2po_mask", "m2po_mask_proximal",
+    }  # fmt: skip
     for name, statistics in with_statistics.items():
         assert isinstance(statistics, partial)
         assert keyword_names(statistics.func) == keyword_names(LOSSES[name])
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("m2po")])
+@pytest.mark.parametrize("budget", [0, -0.01, math.nan, math.inf])
+def test_a_budget_of_m2po_is_a_positive_number(name: str, budget: float) -> None:
+    with pytest.raises(ValidationError, match="budget"):
+        CONFIGS[name](budget=budget)
 
 
 @with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True, streams=("own",))

@@ -1,16 +1,21 @@
 """Recipes of full size: short, valid, the same at both sizes; `scale=smoke` keeps what they are about."""
 
 import json
+import math
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import BaseModel
 
 from astraflow.addons.gallery.listing import full_recipes
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError, DataError
+from astraflow.losses.m2po import m2po_prototype
+from astraflow.losses.policy import LossInputs
 from astraflow.recipe import gallery
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.sources import open_sources
@@ -30,6 +35,7 @@ FAMILIES = {
     "math",
     "math-multi-agent",
     "efficient-math",
+    "math-efficient-data",
     "search",
     "terminal",
     "terminal-bench",
@@ -38,17 +44,9 @@ FAMILIES = {
 }
 WORLDS = ("alfworld", "deepdive", "terminal", "textcraft", "webshop")
 """Families whose tasks are generated."""
-SETTINGS = {
-    "alfworld": (128, 1e-6, 0.004),
-    "code": (128, 3e-6, 0.01),
-    "deepdive": (256, 5e-6, 0.004),
-    "search": (256, 5e-6, 0.004),
-    "terminal": (256, 5e-6, 0.004),
-    "terminal-bench": (32, 3e-6, 0.01),
-    "textcraft": (256, 5e-6, 0.004),
-    "webshop": (256, 1e-6, 0.004),
-}
-"""Samples of a batch, learning rate, and budget of M2PO; those of mathematics are the default."""
+PROTOTYPE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prototype.toml").read_text())
+OWN = {"terminal": {"train_batch_size": 256, "lr": 5e-6, "m2_threshold": 0.004}}
+"""Settings of the families that the prototype doesn't have."""
 _TEMPLATE = 256
 """Tokens that a chat template adds at most."""
 SMOKE = {"model": "tiny", "scale": "smoke"}
@@ -73,7 +71,7 @@ def test_sizes_and_families_are_joined_under_a_name_and_a_path() -> None:
     recipe = recipe_of("efficient-math/8b-80gb")
     assert recipe.name == "efficient-math-8b-80gb"
     assert recipe.policies["actor"].train.ranks == 4
-    assert recipe.policies["actor"].table.replay.ratio == 0.3
+    assert recipe.policies["actor"].table.replay.share == 0.3
     assert gallery.recipe_file("math/4b") == (gallery.gallery_root() / "recipes" / "math" / "4b.yaml", True)
     with pytest.raises(ConfigError, match=r"no recipe or model is named 'math/5b'; did you mean"):
         gallery.recipe_file("math/5b")
@@ -99,18 +97,29 @@ def test_a_full_recipe_resolves_to_one_that_reloads(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_a_full_recipe_has_the_settings_of_the_paper(name: str) -> None:
-    recipe = recipe_of(name)
-    num_samples, lr, budget = SETTINGS.get(name.partition("/")[0], (256, 5e-6, 0.01))
-    if name.startswith("code-multi-agent"):
-        num_samples, lr, budget = 256, 3e-6, 0.01
-    for policy in recipe.trained.values():
-        assert policy.table.group_size * policy.table.batch_groups == num_samples
+def test_a_full_recipe_has_the_numbers_of_the_prototype(name: str) -> None:
+    facts = {**PROTOTYPE["families"], **OWN}[name.partition("/")[0]]
+    for policy in recipe_of(name).trained.values():
+        assert policy.table.group_size * policy.table.batch_groups == facts["train_batch_size"]
         assert policy.table.group_size == 8
         assert policy.table.max_staleness == 8
-        assert policy.train.lr == lr
-        assert policy.train.loss.name == "m2po"
-        assert policy.train.loss.budget == budget
+        assert policy.train.lr == facts["lr"]
+        assert policy.train.loss.name == "m2po_prototype"
+        assert policy.train.loss.budget == facts["m2_threshold"]
+
+
+def test_every_family_of_the_prototype_is_here() -> None:
+    assert {*PROTOTYPE["families"], *OWN} == FAMILIES
+
+
+def test_m2po_clips_at_the_limits_of_the_prototype_where_its_square_allows_more() -> None:
+    low, high = PROTOTYPE["m2po"]["min_ratio"], PROTOTYPE["m2po"]["max_ratio"]
+    ratios = torch.tensor([high + 1, low / 2])
+    inputs = LossInputs(
+        logprobs=ratios.log(), proximal_logprobs=None, behavior_logprobs=torch.zeros(2),
+        advantages=torch.tensor([1.0, -1.0]), statistics={"tau": torch.tensor(math.inf)},
+    )  # fmt: skip
+    assert m2po_prototype(inputs, budget=0.01).per_token.tolist() == pytest.approx([-high, low])
 
 
 def test_full_recipes_publish_deltas_and_services_of_other_nodes_pass_them_on() -> None:
@@ -136,20 +145,41 @@ def test_trainers_and_services_have_gpus_of_their_own(name: str) -> None:
     assert recipe.rollout.services == len(recipe.rollout.gpus)
 
 
-@pytest.mark.parametrize("ratio", [0, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize(
+    ("share", "fresh"), list(zip(PROTOTYPE["replay"]["replay_ratio"], (32, 23, 16, 10), strict=True))
+)
 @pytest.mark.parametrize("curators", ["", "tasks.curators=[shuffle]"])
-def test_the_grid_of_the_paper_is_two_overrides(ratio: float, curators: str) -> None:
-    overrides = [f"table.replay.ratio={ratio}" if ratio else "table.replay={}", *filter(None, [curators])]
-    recipe = load_recipe(ROOT / "recipes" / "efficient-math" / "8b.yaml", overrides)
-    policy = recipe.policies["actor"]
-    assert policy.table.max_replayed == int(ratio * policy.table.batch_groups)
+@pytest.mark.parametrize("family", ["efficient-math", "math-efficient-data"])
+def test_the_grid_of_the_paper_is_two_overrides(share: float, fresh: int, curators: str, family: str) -> None:
+    """The prototype replays `int(256 * share)` of 256 samples; here, groups of 8 of them are whole."""
+    overrides = [f"table.replay.share={share}" if share else "table.replay={}", *filter(None, [curators])]
+    recipe = load_recipe(ROOT / "recipes" / family / "8b.yaml", overrides)
+    table = recipe.policies["actor"].table
+    assert (table.batch_groups, table.least_fresh, table.max_replayed) == (32, fresh, 32 - fresh)
+    assert abs(8 * table.max_replayed - int(256 * share)) < 8
     assert len(recipe.tasks.curators) == (1 if curators else 2)
 
 
-def test_edf_and_fifo_are_a_pair() -> None:
-    edf = recipe_of("math/8b")
-    fifo = recipe_of("math/8b", **{"table.sampler": "fifo"})
-    assert [r.policies["actor"].table.sampler.name for r in (edf, fifo)] == ["edf", "fifo"]
+def test_selective_rollout_has_the_floors_of_the_prototype() -> None:
+    recipe = recipe_of("efficient-math/8b")
+    facts = PROTOTYPE["replay"]
+    greso = mapping_of(recipe.tasks.curators[1])
+    assert (greso["floor_easy"], greso["floor_hard"]) == (facts["min_submit_easy"], facts["min_submit_hard"])
+    assert mapping_of(recipe.tasks.sources["train"])["limit"] == facts["max_samples"]
+
+
+def test_sglang_and_megatron_load_as_written() -> None:
+    sglang, megatron = recipe_of("math/8b-sglang"), recipe_of("math/8b-megatron")
+    engine, backend = sglang.rollout.engine, megatron.policies["actor"].train.backend
+    assert (engine.name, mapping_of(engine)["args"]) == ("sglang", ["--mem-fraction-static", "0.45"])
+    assert (backend.name, mapping_of(backend)["tensor"]) == ("megatron", 4)
+    assert megatron.policies["actor"].train.ranks == 4
+
+
+@pytest.mark.parametrize("order", ["edf", "sweep", "fifo"])
+def test_an_order_is_one_override(order: str) -> None:
+    recipe = recipe_of("math/8b", **{"table.sampler": order})
+    assert recipe.policies["actor"].table.sampler.name == order
 
 
 @pytest.mark.parametrize("name", [name for name in FULL if not name.startswith(WORLDS)])
@@ -181,7 +211,7 @@ def test_smoke_keeps_what_a_recipe_is_about(name: str) -> None:
         assert mapping_of(policy.table, *sizes) == mapping_of(full.table, *sizes)
 
 
-@pytest.mark.parametrize("name", [name for name in FULL if "/8b" in name and "nodes" not in name])
+@pytest.mark.parametrize("name", [name for name in FULL if re.search(r"/8b(-80gb|-select|-single)?$", name)])
 def test_both_sizes_are_one_recipe_in_small(name: str) -> None:
     """So that a run of the one at `scale=smoke` is a run of the other."""
     other = name.replace("/8b-80gb", "/1.7b").replace("/8b", "/1.7b")

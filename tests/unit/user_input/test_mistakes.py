@@ -267,9 +267,16 @@ def test_every_synonym_leads_to_a_key_and_is_none_itself_there() -> None:
         ("train", {"backend": {"name": "torch", "lora": {"r": 16}}}, '"rank"'),
         ("train", {"backend": {"name": "torch", "lora": {"lora_alpha": 16}}}, '"alpha"'),
         ("train", {"lora": {"r": 16}}, "policies.actor.train.backend.lora.rank"),
+        ("table", {"queue_order": "fifo"}, '"sampler"? (edf is the prototype\'s edf, and sweep its fifo'),
+        ("table", {"replay_ratio": 0.3}, "policies.actor.table.replay.share? (the replayed share of a batch"),
+        ("table", {"replay": {"replay_ratio": 0.3}}, '"share"? (the replayed share of a batch'),
+        ("train", {"m2_threshold": 0.01}, "policies.actor.train.loss.budget? (of {name: m2po_prototype}"),
+        ("", {"weights": {"delta_full_sync_interval": 10}}, '"full_every"?'),
+        ("", {"expected_model_ids": ["model0"]}, '"policies"?'),
+        ("", {"workflow_spec": {}}, '"workflow"?'),
     ],
 )
-def test_a_setting_of_trl_or_peft_leads_to_the_key_here(
+def test_a_setting_of_trl_peft_or_the_prototype_leads_to_the_key_here(
     section: str, given: dict[str, Any], meant: str
 ) -> None:
     policy = {"model": "m", **({section: given} if section else {})}

@@ -17,7 +17,7 @@ from astraflow.addons.doctor.memory import GIB, gpu_memory_finding, num_paramete
 from astraflow.addons.experiments.cores import num_cores
 from astraflow.addons.one_process.hosting import host_models, open_runner, starting_weights
 from astraflow.addons.sandbox.check import sandbox_finding
-from astraflow.algorithms.limiters import make_limiter
+from astraflow.dataflow.core.table_parts import TableParts
 from astraflow.errors import ConfigError, Error
 from astraflow.models.chat_template import template_texts
 from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, template_end
@@ -195,7 +195,7 @@ def _check_tables(examined: Examined) -> Finding | None:
         return None
     parts = [
         f"{name}: {p.train.steps} steps of {p.table.batch_groups} groups of {p.table.group_size}, "
-        f"{make_limiter(p.table.limiter).max_tickets(p.table.sizes)} groups in flight"
+        f"{TableParts(name, p.table).max_tickets} groups in flight"
         for name, p in examined.recipe.trained.items()
     ]
     return Finding("ok", "tables", f"{'; '.join(parts)}: they can be filled")

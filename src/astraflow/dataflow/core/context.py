@@ -99,6 +99,17 @@ class Context:
         stops_at = self.state.policies[name].stops_at
         return most if stops_at is None else min(most, stops_at)
 
+    def num_fresh(self, name: str) -> int:
+        """Number of fresh groups in the next batch: what replayed ones don't replace by `replay.share`."""
+        table = self.plan.policies[name].table
+        policy = self.state.policies[name]
+        session = policy.session
+        if not table.replay.share:
+            return table.batch_groups
+        version = policy.newest if session is None else session.version_at(policy.taken)
+        ages = [version - entry.group.oldest_version for entry in policy.replay.values()]
+        return table.batch_groups - min(sum(age <= table.max_staleness for age in ages), table.max_replayed)
+
     @property
     def draws_left(self) -> float:
         """Number of groups that may still be drawn. Infinite if the plan has no epochs."""

@@ -161,7 +161,7 @@ class Core:
     def num_batches(self, policy: str) -> float:
         """Batches that the policy's trainer has taken, plus the fraction of a batch that is ready."""
         state = self._ctx.policy(policy)
-        return state.taken + len(state.ready) / self._ctx.plan.policies[policy].table.batch_groups
+        return state.taken + len(state.ready) / self._ctx.num_fresh(policy)
 
     def waits(self, now_s: float = 0.0, started_s: float = 0.0) -> tuple[Wait, ...]:
         """Who waits for whom, why, and since when, as far as the core can tell.

@@ -371,7 +371,6 @@ def _complete(ctx: Context, group: GroupState) -> None:
 
 def _value(ctx: Context, name: str, group: GroupState) -> None:
     policy = ctx.state.policies[name]
-    table = ctx.plan.policies[name].table
     worth = ctx.valuations[name].value(name, group)
     if isinstance(worth, Discard):
         if worth.by:
@@ -389,7 +388,7 @@ def _value(ctx: Context, name: str, group: GroupState) -> None:
     # The remover sees the new group too, and may evict it.
     for evicted in ctx.parts[name].remove(policy.ready):
         decide_fate(ctx, name, evicted, "evicted", num_tokens=policy.ready[evicted].num_tokens)
-    if len(policy.ready) >= table.batch_groups:
+    if len(policy.ready) >= ctx.num_fresh(name):
         ctx.wake(f"batch/{name}")
 
 

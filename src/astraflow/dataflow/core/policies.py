@@ -24,7 +24,7 @@ from astraflow.dataflow.core.fates import check_finished, decide_fate, end_run
 from astraflow.dataflow.core.finite import clamp, finite_sum
 from astraflow.dataflow.core.metric_sums import reduce_sums
 from astraflow.dataflow.core.state import BatchState, EpisodeSums, PolicyState, SessionState
-from astraflow.dataflow.core.tables import require_session, trainer_version
+from astraflow.dataflow.core.tables import require_session
 from astraflow.errors import ComponentError
 from astraflow.types import (
     Manifest,
@@ -214,7 +214,7 @@ def _check_commit(policy: PolicyState, session: SessionState, command: CommitSte
             f"policy {name!r}: step {step + 1} cannot be committed; this session committed the first "
             f"{session.done} steps, and {policy.taken} have their batch",
         )
-    expected = trainer_version(session, step) + 1
+    expected = session.version_at(step) + 1
     if command.version != expected or expected > policy.newest:
         refuse(
             "unpublished",

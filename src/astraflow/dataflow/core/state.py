@@ -185,6 +185,10 @@ class SessionState(msgspec.Struct, gc=False):
     """Steps that this session's weights contain and that are committed, counted from the run's start."""
     since_s: float
 
+    def version_at(self, step: int) -> int:
+        """Version of the weights to which this session applies the first gradient of `step`."""
+        return self.base_version + step - self.base_step
+
 
 class BestState(msgspec.Struct, gc=False, frozen=True):
     """The best version of a policy so far."""

@@ -42,7 +42,7 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
         max_tickets=parts.max_tickets,
         num_running_groups=len(policy.waiting) - len(policy.ready),
         num_ready_groups=len(policy.ready),
-        groups_per_batch=table.batch_groups,
+        groups_per_batch=ctx.num_fresh(name),
         staleness_bound=table.max_staleness if replays else parts.worst_staleness,
         redone_steps=policy.redone,
         fates=fate_counts(policy),
@@ -117,7 +117,7 @@ def _why_no_batch(ctx: Context, name: str, waited_s: float) -> tuple[WaitReason,
         policy=name,
         step=policy.taken,
         num=len(policy.ready),
-        total=ctx.plan.policies[name].table.batch_groups,
+        total=ctx.num_fresh(name),
     )
     if waited_s >= _LONG_WAIT_S and (found := main_unusable_outcome(policy)):
         outcome, total = found

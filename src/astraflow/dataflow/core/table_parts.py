@@ -9,17 +9,17 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from astraflow.algorithms.limiters import make_limiter
-from astraflow.algorithms.own import call_component, check_methods
-from astraflow.algorithms.removers import make_remover
-from astraflow.algorithms.samplers import make_sampler
+from astraflow.algorithms.own import call_component, check_methods, make_part
 from astraflow.config import Config, Use
 from astraflow.dataflow.config import TableConfig
 from astraflow.errors import ComponentError, ConfigError
-from astraflow.protocols import BatchObserver, CompleteGroup, TableView, TakenBatch
+from astraflow.protocols import BatchObserver, CompleteGroup, Limiter, Remover, Sampler, TableView, TakenBatch
 
 __all__ = ["TableParts", "component_name"]
 
+_METHODS = {
+    "limiter": ("max_tickets", "tickets"), "sampler": ("pick", "worst_staleness"), "remover": ("remove",)
+}  # fmt: skip
 _MEMORY = ("observe", "state", "restore")
 """Methods of a stateful component. Without one of them, a restart would lose its state."""
 
@@ -33,17 +33,18 @@ def component_name(kind: str, config: Config) -> str:
 class TableParts:
     """The limiter, sampler and remover of one policy's table.
 
-    Example: `TableParts("actor", table).pick(waiting, ready)` returns the ids of the next batch, or None.
+    Example: `TableParts("actor", table).pick(waiting, ready, 32)` returns the ids of the next batch, or None.
 
     Raises: ConfigError if a user's own component cannot be created or does not work with the table's sizes.
     """
 
     def __init__(self, policy: str, table: TableConfig) -> None:
         self._sizes = table.sizes
-        self._limiter = make_limiter(table.limiter)
-        self._sampler = make_sampler(table.sampler)
-        self._remover = make_remover(table.remover)
         configs = {"limiter": table.limiter, "sampler": table.sampler, "remover": table.remover}
+        parts = {kind: make_part(config, f"table.{kind}", _METHODS[kind]) for kind, config in configs.items()}
+        self._limiter: Limiter = parts["limiter"]
+        self._sampler: Sampler = parts["sampler"]
+        self._remover: Remover = parts["remover"]
         self._names = {
             kind: f"policy {policy!r}: {component_name(kind, config)}" for kind, config in configs.items()
         }
@@ -53,7 +54,6 @@ class TableParts:
         """Largest number of groups that may ever be in flight."""
         self.worst_staleness = self._read_worst_staleness()
         """The worst staleness of a group in its first batch, as stated by the sampler."""
-        parts = {"limiter": self._limiter, "sampler": self._sampler, "remover": self._remover}
         learners = {kind: _as_observer(part, configs[kind], f"table.{kind}") for kind, part in parts.items()}
         self._observers = {kind: part for kind, part in learners.items() if part is not None}
 
@@ -93,9 +93,10 @@ class TableParts:
             )
         return answer
 
-    def pick(self, waiting: Collection[int], ready: Mapping[int, CompleteGroup]) -> tuple[int, ...] | None:
-        """The ids of the next batch's groups, or None if the batch must wait. Raises: ComponentError."""
-        num_groups = self._sizes.groups_per_batch
+    def pick(
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
+    ) -> tuple[int, ...] | None:
+        """The ids of the next batch's fresh groups, or None if it must wait. Raises: ComponentError."""
         what = f"{self._names['sampler']}.pick()"
         answer: Any = call_component(what, self._sampler.pick, waiting, MappingProxyType(ready), num_groups)
         if answer is None:

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from astraflow.algorithms.group_statistics import are_equal
-from astraflow.algorithms.samplers import ReplayConfig
+from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import BatchDropped, BatchTaken, BatchView, DropBatch, TakeBatch
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import decide_fate, end_run, num_live
@@ -24,6 +24,7 @@ from astraflow.errors import ComponentError, FencedError
 from astraflow.protocols import TableView, TakenBatch
 from astraflow.types import BatchTotals, DropReply, WaitReason
 from astraflow.types.bounds import as_label
+from astraflow.types.wait_words import reasons_text
 
 __all__ = [
     "drop_batch",
@@ -33,17 +34,11 @@ __all__ = [
     "policies_with_room",
     "require_session",
     "take_batch",
-    "trainer_version",
     "why_no_room",
 ]
 
 _EPSILON = 1e-6
 """Added to the divisor of advantages."""
-
-
-def trainer_version(session: SessionState, step: int) -> int:
-    """Version of the weights to which this session applies the first gradient of `step`."""
-    return session.base_version + step - session.base_step
 
 
 def policies_with_room(ctx: Context) -> list[str]:
@@ -83,13 +78,16 @@ def _needs_groups(ctx: Context, name: str) -> bool:
     """Whether the policy needs more groups than those that are drawn already."""
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
-    return (ctx.num_steps(name) - policy.taken) * plan.table.batch_groups > len(policy.waiting)
+    num_later = ctx.num_steps(name) - policy.taken - 1
+    if num_later < 0:
+        return False
+    return ctx.num_fresh(name) + num_later * plan.table.least_fresh > len(policy.waiting)
 
 
 def has_too_few(ctx: Context, name: str) -> bool:
     """Whether no further batch can be filled, because few groups are left in the plan's epochs."""
     num_waiting = len(ctx.state.policies[name].waiting)
-    return ctx.draws_left + num_waiting < ctx.plan.policies[name].table.batch_groups
+    return ctx.draws_left + num_waiting < ctx.num_fresh(name)
 
 
 def _why_full(ctx: Context, name: str) -> WaitReason | None:
@@ -104,14 +102,21 @@ def _why_full(ctx: Context, name: str) -> WaitReason | None:
     table = plan.table
     if not _needs_groups(ctx, name) or ctx.draws_left == 0:
         return WaitReason(kind="complete", policy=name)
-    num_tickets = ctx.parts[name].tickets(_make_table_view(policy))
+    view = TableView(
+        num_running=len(policy.waiting) - len(policy.ready),
+        num_ready=len(policy.ready),
+        num_in_batches=num_live(policy) - len(policy.waiting),
+        num_committed=policy.committed,
+        newest_version=policy.newest,
+    )
+    num_tickets = ctx.parts[name].tickets(view)
     if num_live(policy) >= num_tickets:
         return WaitReason(kind="tickets", policy=name, num=num_tickets)
     session = policy.session
     if session is not None:
         # Version numbers never go back, so a restarted trainer repeats old steps under new version numbers.
         # Engines still serve the versions before those, until it has published far enough.
-        least_staleness = trainer_version(session, policy.taken) - (policy.newest - table.engine_lag)
+        least_staleness = session.version_at(policy.taken) - (policy.newest - table.engine_lag)
         if least_staleness > table.max_staleness:
             return WaitReason(kind="repeats_steps", policy=name)
     return None
@@ -122,19 +127,9 @@ def holds_up(ctx: Context, name: str) -> int | None:
     complete, but the sampler takes none of them. None in all other cases."""
     policy = ctx.state.policies[name]
     is_idle = policy.session is not None and policy.session.done == policy.taken
-    if not is_idle or len(policy.ready) < ctx.plan.policies[name].table.batch_groups:
+    if not is_idle or len(policy.ready) < ctx.num_fresh(name):
         return None
     return next((group_id for group_id in policy.waiting if group_id not in policy.ready), None)
-
-
-def _make_table_view(policy: PolicyState) -> TableView:
-    return TableView(
-        num_running=len(policy.waiting) - len(policy.ready),
-        num_ready=len(policy.ready),
-        num_in_batches=num_live(policy) - len(policy.waiting),
-        num_committed=policy.committed,
-        newest_version=policy.newest,
-    )
 
 
 def require_session(policy: PolicyState, name: str, epoch: int) -> SessionState:
@@ -178,7 +173,7 @@ def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
     # It may take one step ahead of the one that it trains. More would only make the groups staler.
     if policy.newest < session.base_version or step > session.done + 1:
         return None
-    return _take_new_batch(ctx, name, trainer_version(session, step))
+    return _take_new_batch(ctx, name, session.version_at(step))
 
 
 def _take_new_batch(ctx: Context, name: str, version: int) -> BatchView | None:
@@ -187,7 +182,7 @@ def _take_new_batch(ctx: Context, name: str, version: int) -> BatchView | None:
     # First, so that the sampler sees only groups that it may take.
     num_stale = _drop_stale(ctx, name, version)
     try:
-        picked = ctx.parts[name].pick(policy.waiting.keys(), policy.ready)
+        picked = ctx.parts[name].pick(policy.waiting.keys(), policy.ready, ctx.num_fresh(name))
     except ComponentError as err:
         end_run(ctx, str(err), is_failure=True)
         return None
@@ -229,7 +224,7 @@ def _make_batch(ctx: Context, name: str, picked: Sequence[int], version: int) ->
         del policy.waiting[group_id]
     # In this order: a batch must not replay the groups that it takes for the first time.
     again = _pick_replayed(ctx, name, version)
-    _keep_for_replay(policy, table.replay, fresh)
+    _keep_for_replay(policy, table, fresh)
     both = normalize_advantages((*fresh, *again), table.normalization)
     return BatchState(
         step=policy.taken,
@@ -266,32 +261,16 @@ def _end_if_stuck(ctx: Context, name: str) -> None:
     is_idle = policy.session is not None and policy.session.done == policy.taken
     if not is_idle or len(policy.ready) < len(policy.waiting) or has_too_few(ctx, name):
         return
-    try:
-        full = _why_full(ctx, name)
-        why = _full_text(full) if full is not None else ""
-    except ComponentError as err:
-        full = WaitReason(kind="limiter_failed", policy=name)
-        why = str(err)
-    if full is not None:
-        num = ctx.plan.policies[name].table.batch_groups
+    full = why_no_room(ctx, name)
+    if full and full[0].kind != "admission_all":
         end_run(
             ctx,
             f"policy {name!r} will never get its batch of step {policy.taken + 1}: {len(policy.ready)} "
-            f"groups are ready and none is running, {num} make a batch, the {ctx.parts[name].sampler_name} "
-            f"takes none, and no more may be drawn ({why}); look at table.limiter and table.sampler",
+            f"groups are ready and none is running, {ctx.num_fresh(name)} make a batch, the "
+            f"{ctx.parts[name].sampler_name} takes none, and no more may be drawn ({reasons_text(full)}); "
+            "look at table.limiter and table.sampler",
             is_failure=True,
         )
-
-
-def _full_text(full: WaitReason) -> str:
-    """Why a policy has no room, as part of the reason why the run ends."""
-    match full.kind:
-        case "tickets":
-            return f"all {full.num} tickets are charged"
-        case "repeats_steps":
-            return "its trainer repeats steps and has not published far enough"
-        case _:
-            return "it has all the groups that it needs"
 
 
 def _pick_replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:
@@ -316,12 +295,12 @@ def _pick_replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:
     return groups
 
 
-def _keep_for_replay(policy: PolicyState, replay: ReplayConfig, groups: Sequence[ReadyGroup]) -> None:
-    if replay.ratio <= 0:
+def _keep_for_replay(policy: PolicyState, table: TableConfig, groups: Sequence[ReadyGroup]) -> None:
+    if not table.max_replayed:
         return
     for group in groups:
         policy.replay[group.group_id] = ReplayEntry(group=group, uses=1)
-    for group_id in tuple(policy.replay)[: max(0, len(policy.replay) - replay.size)]:
+    for group_id in tuple(policy.replay)[: max(0, len(policy.replay) - table.replay.size)]:
         del policy.replay[group_id]
 
 
@@ -337,23 +316,14 @@ def normalize_advantages(
     num = sum(group.num_trained_tokens for group in groups)
     if mode == "none" or num == 0:
         return list(groups)
-    if mode == "whiten" and are_equal(_compared_values(groups)):
+    samples = (sample for group in groups for sample in group.samples if not sample.zeroed_by)
+    if mode == "whiten" and are_equal([value for s in samples for _, _, value in s.advantages]):
         # The formula would divide the mean's rounding error by a deviation of 0.
         return [_shift_and_scale(group, 0.0, 0.0) for group in groups]
     mean = sum(group.advantage_sum for group in groups) / num if mode == "whiten" else 0.0
     square = sum(group.advantage_square_sum for group in groups) / num
     scale = 1.0 / (math.sqrt(max(0.0, square - mean * mean)) + _EPSILON)
     return [_shift_and_scale(group, mean, scale) for group in groups]
-
-
-def _compared_values(groups: Sequence[ReadyGroup]) -> list[float]:
-    return [
-        value
-        for group in groups
-        for sample in group.samples
-        if not sample.zeroed_by
-        for _, _, value in sample.advantages
-    ]
 
 
 def _shift_and_scale(group: ReadyGroup, mean: float, scale: float) -> ReadyGroup:

@@ -59,6 +59,8 @@ class PolicyFacts(Item, frozen=True, kw_only=True):
     num_steps: int
     max_replayed: int = 0
     """Groups of earlier steps that a batch may hold."""
+    replaces_fresh: bool = False
+    """Whether these count toward `groups_per_batch`."""
     max_uses: int = 1
     """Steps that may hold the same group."""
 

@@ -27,8 +27,9 @@ def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
     at = f"{name}: batch of step {step + 1}"
     if step >= facts.num_steps:
         problems.append(f"{at} is beyond the {facts.num_steps} steps of the run")
-    if len(batch.group_ids) != facts.groups_per_batch:
-        problems.append(f"{at} holds {len(batch.group_ids)} groups, not {facts.groups_per_batch}")
+    num_groups = len(batch.group_ids) + (len(batch.replayed_ids) if facts.replaces_fresh else 0)
+    if num_groups != facts.groups_per_batch:
+        problems.append(f"{at} holds {num_groups} groups, not {facts.groups_per_batch}")
     if len(batch.replayed_ids) > facts.max_replayed:
         problems.append(f"{at} replays {len(batch.replayed_ids)} groups, at most {facts.max_replayed}")
     if len(open_batch.all_staleness) != len(open_batch.all_ids):

@@ -140,6 +140,7 @@ class DataflowService:
                 staleness_bound=policy.table.max_staleness,
                 num_steps=policy.num_steps,
                 max_replayed=policy.table.max_replayed,
+                replaces_fresh=policy.table.replay.share > 0,
                 max_uses=policy.table.replay.max_uses,
             )
             for name, policy in self._plan.policies.items()

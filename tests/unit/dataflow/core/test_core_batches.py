@@ -248,6 +248,63 @@ def test_a_group_is_trained_again_in_the_next_step_while_it_is_fresh_enough():
     assert driver.fates().trained == 6
 
 
+@pytest.mark.parametrize(
+    ("share", "num_groups", "fresh", "replayed"),
+    [
+        (0.0, 32, 32, 0), (0.3, 32, 23, 9), (0.5, 32, 16, 16), (0.7, 32, 10, 22), (0.29, 100, 71, 29),
+        (0.3, 3, 3, 0), (0.75, 4, 1, 3),
+    ],
+)  # fmt: skip
+def test_a_replay_share_divides_a_batch_of_fixed_size(
+    share: float, num_groups: int, fresh: int, replayed: int
+) -> None:
+    table = TableConfig(groups_per_batch=num_groups, replay=ReplayConfig(share=share, max_uses=4))
+    assert (table.least_fresh, table.max_replayed) == (fresh, replayed)
+    assert (table.sizes.least_fresh, table.sizes.groups_per_batch) == (fresh, num_groups)
+
+
+def share_table(**fields: object) -> TableConfig:
+    return make_table(groups_per_batch=4, replay={"share": 0.5, "select": "latest"}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("max_staleness", "fresh"),
+    [(3, (4, 2, 2, 2)), (0, (4, 4, 4, 4))],  # nothing to replay at first, and never without staleness
+)
+def test_replayed_groups_take_the_place_of_fresh_ones_and_fresh_ones_fill_a_shortage(
+    max_staleness: int, fresh: tuple[int, ...]
+) -> None:
+    driver = started(table=share_table(max_staleness=max_staleness))
+    for step, num_fresh in enumerate(fresh):
+        assert driver.status().groups_per_batch == num_fresh
+        driver.finish_groups(num_fresh - 1)
+        assert driver.take(step) is None
+        driver.finish_groups(1)
+        assert "batch/actor" in driver.last.wakes
+        driver.train()
+    batches = [event for event in driver.events if isinstance(event, BatchTaken)]
+    assert [len(batch.group_ids) for batch in batches] == list(fresh)
+    assert [len(batch.group_ids) + len(batch.replayed_ids) for batch in batches] == [4] * 4
+    assert [record.num_groups for record in driver.core.steps("actor")] == [4] * 4
+    assert driver.fates().drawn == driver.fates().trained == sum(fresh)
+    assert driver.core.state == "finished"
+
+
+def test_no_more_groups_are_drawn_than_a_replay_share_leaves_to_rollouts() -> None:
+    driver = started(table=share_table(max_staleness=9), num_steps=3)
+    assert len(driver.lease(100)) == 2 * (4 + 2 + 2)
+
+
+def test_a_replay_share_is_the_only_meaning_and_within_reach() -> None:
+    with pytest.raises(ConfigError, match=r"ratio \(0\.5\) adds replayed groups.*share \(0\.3\) replaces"):
+        make_table(replay={"ratio": 0.5, "share": 0.3})
+    with pytest.raises(
+        ConfigError, match=r"share \(0\.7\) leaves 10 fresh groups in a batch of 32.*max_uses"
+    ):
+        make_table(groups_per_batch=32, replay={"share": 0.7, "max_uses": 3})
+    assert make_table(groups_per_batch=32, replay={"share": 0.7, "max_uses": 4}).least_fresh == 10
+
+
 def test_a_group_is_in_at_most_max_uses_steps():
     driver = started(table=replay_table(max_uses=3, ratio=5.0).model_copy(update={"max_staleness": 9}))
     seen = Counter[int]()
