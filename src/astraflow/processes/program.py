@@ -55,7 +55,6 @@ TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
 PRIVATE_VARIABLE = "ASTRAFLOW_PRIVATE"
 """Environment variable with the files and folders that agent programs must not see, joined as in PATH."""
 
-_ALLOCATOR = "PYTORCH_ALLOC_CONF"
 _FIRST_PORT = 15_000
 """Smallest port that is chosen at random; few well-known services have larger ones."""
 
@@ -374,6 +373,6 @@ def num_threads(component: Config) -> int:
 def _allocator_variables(backend: Config) -> dict[str, str]:
     """Has PyTorch map a GPU's memory in segments that grow, which fragment less, unless the user decides."""
     settings = torch_settings(backend)
-    is_set = any(name in os.environ for name in (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))
+    is_set = not os.environ.keys().isdisjoint(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
     is_on_gpu = settings is not None and settings.device.startswith("cuda")
-    return {_ALLOCATOR: "expandable_segments:True"} if is_on_gpu and not is_set else {}
+    return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if is_on_gpu and not is_set else {}

@@ -103,10 +103,9 @@ class Context:
         """Number of fresh groups in the next batch: what replayed ones don't replace by `replay.share`."""
         table = self.plan.policies[name].table
         policy = self.state.policies[name]
-        session = policy.session
         if not table.replay.share:
             return table.batch_groups
-        version = policy.newest if session is None else session.version_at(policy.taken)
+        version = policy.session.version_at(policy.taken) if policy.session else policy.newest
         ages = [version - entry.group.oldest_version for entry in policy.replay.values()]
         return table.batch_groups - min(sum(age <= table.max_staleness for age in ages), table.max_replayed)
 

@@ -79,9 +79,8 @@ def _needs_groups(ctx: Context, name: str) -> bool:
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
     num_later = ctx.num_steps(name) - policy.taken - 1
-    if num_later < 0:
-        return False
-    return ctx.num_fresh(name) + num_later * plan.table.least_fresh > len(policy.waiting)
+    num_needed = ctx.num_fresh(name) + num_later * plan.table.least_fresh
+    return num_later >= 0 and num_needed > len(policy.waiting)
 
 
 def has_too_few(ctx: Context, name: str) -> bool:
