@@ -36,7 +36,7 @@ def test_every_part_exists(part: str) -> None:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.usefixtures("no_add_ons")
 def test_a_part_that_is_left_out_is_named_with_its_add_on(part: str) -> None:
-    with pytest.raises(ConfigError, match=r" needs astraflow\.addons\.[a-z_]+, which this installation"):
+    with pytest.raises(ConfigError, match=r" needs astraflow\.addons\.[a-z0-9_]+, which this installation"):
         getattr(added, part)
 
 
