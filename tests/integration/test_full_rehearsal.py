@@ -25,13 +25,14 @@ _ELSEWHERE = (
     "needs a GPU",
     "need GPUs",
     "needs a server",
+    "needs megatron-core",
     "rollout.engine.python",
     "slurm",
     "add tasks",
     "of host memory",
 )
-"""Parts of mistakes of this machine, which has no GPU, vLLM, or Slurm, little memory, and only a few rows of
-data."""
+"""Parts of mistakes of this machine, which has no GPU, vLLM, Megatron, or Slurm, little memory, and only
+a few rows of data."""
 
 
 @pytest.fixture(scope="module")

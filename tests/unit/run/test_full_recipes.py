@@ -171,7 +171,7 @@ def test_selective_rollout_has_the_floors_of_the_prototype() -> None:
 def test_sglang_and_megatron_load_as_written() -> None:
     sglang, megatron = recipe_of("math/8b-sglang"), recipe_of("math/8b-megatron")
     engine, backend = sglang.rollout.engine, megatron.policies["actor"].train.backend
-    assert (engine.name, mapping_of(engine)["args"]) == ("sglang", ["--mem-fraction-static", "0.45"])
+    assert (engine.name, mapping_of(engine)["args"]) == ("sglang", ["--mem-fraction-static", "0.6"])
     assert (backend.name, mapping_of(backend)["tensor"]) == ("megatron", 4)
     assert megatron.policies["actor"].train.ranks == 4
 
