@@ -4,9 +4,10 @@ pytest-timeout raises an exception once, and shows where the main thread is. In 
 event loop, so the report of a test that has timed out also lists where each of the loop's tasks waits.
 
 The exception is lost in code that waits in C or in a finalizer, and nothing ends a teardown that hangs after
-it. Then the test, and all of CI, would wait for ever. So each phase of a test is given `GRACE_S` beyond the
+it. Then the test, and all of CI, would wait forever. So each phase of a test is given `GRACE_S` beyond the
 test's timeout. After that, the process writes every thread's stack, and ends: under pytest-xdist the test
-fails, another worker goes on with the rest, and the summary shows the stacks. The same if a worker crashes.
+fails, another worker goes on with the rest, and the summary shows the stacks, as
+it does after a crash.
 """
 
 import asyncio
