@@ -207,6 +207,14 @@ def test_only_what_can_be_applied_after_imports_is_forked() -> None:
     assert not server.can_start(command, env)
 
 
+async def test_a_service_with_a_large_environment_is_forked(
+    light_launcher: LocalLauncher, folder: Path, tmp_path: Path
+) -> None:
+    large = {f"ASTRAFLOW_LARGE_{idx}": "é" * 50_000 for idx in range(4)}
+    found = (await run_probe(light_launcher, make_spec(folder, tmp_path, **large)))["found"]
+    assert {name: found["env"][name] for name in large} == large
+
+
 async def test_a_service_with_more_threads_is_a_new_process(
     light_launcher: LocalLauncher, folder: Path, tmp_path: Path
 ) -> None:

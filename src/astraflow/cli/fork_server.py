@@ -36,7 +36,6 @@ _MODULES = (
 """What services import, including torch and transformers."""
 _GC_THRESHOLDS = (50_000, 20, 100)
 """Imported modules stay, so the garbage collector has nothing to do."""
-_MAX_ORDER_BYTES = 1 << 20
 _MAX_FDS = 16
 _BUSY_CODE = 3
 """Exit code of a server that has several threads, which don't survive a fork."""
@@ -67,12 +66,14 @@ def serve(control: socket.socket, modules: Sequence[str] = _MODULES) -> list[str
     if len(os.listdir("/proc/self/task")) > 1:
         os._exit(_BUSY_CODE)
     while True:
-        message, received, _, _ = socket.recv_fds(control, _MAX_ORDER_BYTES, _MAX_FDS)
+        message, received, _, _ = socket.recv_fds(control, 1, _MAX_FDS)
         if not message:
             os._exit(0)
         if _fork_twice():
             control.close()
-            return _become(Order(**json.loads(message)), received)
+            order = os.pread(received[0], os.fstat(received[0]).st_size, 0)
+            os.close(received[0])
+            return _become(Order(**json.loads(order)), received[1:])
         for fd in received:
             os.close(fd)
 

@@ -163,8 +163,10 @@ class ForkServer:
             "parent": os.getpid(),
             "fds": list(fds),
         }
-        with contextlib.suppress(OSError):  # the server has ended, which `_answer` notices
-            socket.send_fds(self._control, [json.dumps(order).encode()], list(fds.values()))
+        with open(os.memfd_create("order"), "wb", 0) as file:  # a message would be limited to about 200 KB
+            file.write(json.dumps(order).encode())
+            with contextlib.suppress(OSError):  # the server has ended, which `_answer` notices
+                socket.send_fds(self._control, [b"."], [file.fileno(), *fds.values()])
 
     async def _answer(self, ours: socket.socket) -> int:
         """Receives the id of the service's process. If there is no answer, gives the server up, and returns
