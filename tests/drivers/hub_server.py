@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ class HubServer:
     url: str
     revisions: dict[tuple[str, str], Path] = field(default_factory=dict[tuple[str, str], Path])
     gated: set[str] = field(default_factory=set[str])
+    slow: set[str] = field(default_factory=set[str])
+    """Files whose content is sent late."""
     requests: list[str] = field(default_factory=list[str])
 
     def publish(self, repo: str, folder: Path, *revisions: str) -> str:
@@ -48,6 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, has_body: bool) -> None:
         parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+        if has_body and parts[-1] in self.hub.slow:
+            time.sleep(1.0)
         if has_body:
             self.hub.requests.append("/".join(parts))
         if len(parts) < len(("OWNER", "NAME", "resolve", "REVISION")):

@@ -131,14 +131,26 @@ def test_what_the_hub_refuses_is_told_by_its_kind(tmp_path: Path, hub: HubServer
     assert "in its main folder (found: pytorch_model.bin" in old
 
 
-def test_an_interrupted_download_is_completed(tmp_path: Path, hub: HubServer, published: str) -> None:
+@pytest.mark.parametrize("lost", ["model.safetensors", "tokenizer.json"])
+def test_an_interrupted_download_is_completed(
+    tmp_path: Path, hub: HubServer, published: str, lost: str
+) -> None:
     (name,) = fetch(tmp_path, hub.url, "org/tiny")
     snapshot = tmp_path / "home" / "hub" / "models--org--tiny" / "snapshots" / published
-    (snapshot / "model.safetensors").unlink()
+    (snapshot / lost).unlink()
     hub.requests.clear()
     assert fetch(tmp_path, hub.url, name) == [name]
-    assert (snapshot / "model.safetensors").is_file()
+    assert (snapshot / lost).is_file()
     assert "config.json" not in hub.downloads()
+
+
+def test_weights_are_downloaded_last_so_a_cache_that_has_them_has_all_files(
+    tmp_path: Path, hub: HubServer, published: str
+) -> None:
+    hub.slow.add("tokenizer.json")
+    assert fetch(tmp_path, hub.url, "org/tiny") == [f"org/tiny@{published}"]
+    assert hub.downloads()[-1] == "model.safetensors"
+    assert len(hub.downloads()) > 1
 
 
 def test_a_run_keeps_the_commit_that_it_began_with(tmp_path: Path, hub: HubServer, published: str) -> None:

@@ -27,7 +27,7 @@ from astraflow.models.file_layout import (
     tied_names,
 )
 from astraflow.models.loading import build_model, format_names, is_finite
-from astraflow.models.model_folder import DO_THEY_BELONG, TOKENIZER_FILES, Judgment, read_headers
+from astraflow.models.model_folder import DO_THEY_BELONG, Judgment, has_tokenizer, read_headers
 from astraflow.models.weight_files import TensorHeader
 from astraflow.user_input.user_files import json_object
 
@@ -95,7 +95,7 @@ def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...]:
         for name, header in headers.items():
             if header.dtype in _DTYPES:
                 _check_finite(name, *tensors[name])
-    if any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if has_tokenizer(folder):
         _check_tokenizer(folder, num_rows=int(cast("Any", model.get_input_embeddings()).weight.shape[0]))
     is_mapped = adopt_layout(model, empty, loaded)
     names = [names[0] for names, _ in tied_names(model)]

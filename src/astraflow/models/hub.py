@@ -6,6 +6,7 @@ from pathlib import Path
 
 from astraflow import added
 from astraflow.errors import ConfigError, DataError
+from astraflow.models.model_folder import has_tokenizer
 from astraflow.models.weight_files import check_weight_files
 from astraflow.user_input.extras import install_hint
 
@@ -56,9 +57,9 @@ def model_path(model: str) -> Path:
 
 
 def is_cached(model: str) -> bool:
-    """Whether the cache has all files of a model on the hub."""
+    """Whether the cache has a model on the hub: its config, tokenizer, and weights."""
     folder = model_path(model)
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() or not has_tokenizer(folder):
         return False
     try:
         check_weight_files(folder)

@@ -28,17 +28,10 @@ from astraflow.models.families import quantization_of
 from astraflow.models.weight_files import TensorHeader, check_weight_files
 from astraflow.user_input.user_files import json_value, read_file
 
-__all__ = ["DO_THEY_BELONG", "TOKENIZER_FILES", "Judgment", "check_model_folder", "read_headers"]
+__all__ = ["DO_THEY_BELONG", "Judgment", "check_model_folder", "has_tokenizer", "read_headers"]
 
 DO_THEY_BELONG = "do config.json and the weights belong to the same model, and is the download complete?"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-)
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """Every folder with a tokenizer has at least one of these files."""
 _CACHE = Path("~/.cache/astraflow/model_folders")
 _MAX_CACHED = 500
@@ -69,6 +62,11 @@ def check_model_folder(folder: Path) -> tuple[str, ...] | None:
     if judgment.problem:
         raise DataError(judgment.problem)
     return judgment.names
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer. Of one that has none, transformers makes an empty tokenizer."""
+    return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 @lru_cache(maxsize=64)

@@ -22,7 +22,7 @@ from astraflow.models.families import (
     shard_refusal,
 )
 from astraflow.models.hub import is_cached, is_hub_name, model_path
-from astraflow.models.model_folder import TOKENIZER_FILES, check_model_folder
+from astraflow.models.model_folder import check_model_folder, has_tokenizer
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engine_config import ModelEngineConfig, TorchEngineConfig
@@ -124,7 +124,7 @@ def _check_folder(where: str, model: str) -> None:
 
 def _check_tokenizer(where: str, folder: Path, *, needs_template: bool) -> None:
     """Checks a folder for a tokenizer and a chat template. Raises: DataError if either is missing."""
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         raise DataError(
             f"{where}: it has no tokenizer (tokenizer.json); copy the tokenizer's files from the model that "
             "it was made from"

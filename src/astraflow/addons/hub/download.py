@@ -71,7 +71,11 @@ def _download(name: str, revision: str, tell: Callable[[str], None]) -> str:
         f"files, {_size(total)}"
     )
     with _report_progress(cache_folder() / f"models--{name.replace('/', '--')}" / "blobs", total, tell):
-        path = download(name, revision=revision, allow_patterns=[glob.escape(file) for file in chosen])
+        # Weights last: if they are complete, an interrupted download has left nothing out.
+        for is_last in (False, True):
+            files = [glob.escape(file) for file in chosen if file.endswith(".safetensors") is is_last]
+            path = download(name, revision=info.sha, allow_patterns=files)
+        download(name, revision=revision, allow_patterns=[])  # only notes the commit of a branch or a tag
     check_weight_files(Path(path))
     return Path(path).name
 

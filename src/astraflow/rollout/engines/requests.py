@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from astraflow.errors import DataError, RolloutError
+from astraflow.models.model_folder import has_tokenizer
 from astraflow.models.stop_ids import folder_stop_ids
 from astraflow.types import Sampling
 
@@ -27,7 +28,6 @@ _MAX_STOP_CHARS = 256
 """Length of the longest stop text. At every token, an engine searches a tail of about that length."""
 _TOKENS_PER_CHARACTER = 4
 """A UTF-8 character has at most 4 bytes, and a token at least one byte."""
-_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -103,7 +103,7 @@ def stop_ids(model: Any, model_dir: Path) -> frozenset[int]:
 
 def stop_ids_below(vocab_size: int, model_dir: Path) -> frozenset[int]:
     """The ids that end a completion, without those outside the model's vocabulary."""
-    tokenizer = _load_tokenizer(model_dir) if _has_tokenizer(model_dir) else None
+    tokenizer = _load_tokenizer(model_dir) if has_tokenizer(model_dir) else None
     return frozenset(idx for idx in folder_stop_ids(model_dir, tokenizer) if idx < vocab_size)
 
 
@@ -112,18 +112,14 @@ def load_decoder(model_dir: Path) -> TokenDecoder:
 
     Raises: DataError if the folder has no tokenizer.
     """
-    if not _has_tokenizer(model_dir):  # without this check, transformers would make an empty tokenizer
-        raise DataError(f"model folder {model_dir} has no tokenizer files ({', '.join(_TOKENIZER_FILES)})")
+    if not has_tokenizer(model_dir):
+        raise DataError(f"model folder {model_dir} has no tokenizer files (tokenizer.json)")
     tokenizer = _load_tokenizer(model_dir)
 
     def decode(token_ids: Sequence[int]) -> str:
         return cast("str", tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
 
     return decode
-
-
-def _has_tokenizer(model_dir: Path) -> bool:
-    return any((model_dir / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def _load_tokenizer(model_dir: Path) -> Any:
