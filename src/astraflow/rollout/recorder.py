@@ -268,7 +268,7 @@ def _check_generation(speaker: Speaker, generation: Generation) -> None:
         )
     if num == 0:
         raise RolloutError(f"policy {speaker.policy}: the engine returned no token")
-    if not math.isfinite(math.fsum(generation.logprobs)):
+    if not all(map(math.isfinite, generation.logprobs)):
         raise RolloutError(f"policy {speaker.policy}: the engine returned logprobs that are not finite")
     if generation.finish_reason == "abort":
         raise RolloutError(f"policy {speaker.policy}: the engine aborted the request")

@@ -167,6 +167,12 @@ def test_a_turn_without_room_truncates_the_trajectory_and_keeps_its_reward() -> 
         (Generation(token_ids=(1, 2), logprobs=(0.0,), versions=(1,), finish_reason="stop"), "2 tokens, 1 "),
         (Generation(token_ids=(), logprobs=(), versions=(), finish_reason="stop"), "no token"),
         (Generation(token_ids=(1,), logprobs=(math.nan,), versions=(1,), finish_reason="stop"), "not finite"),
+        (
+            Generation(
+                token_ids=(1, 2), logprobs=(math.inf, -math.inf), versions=(1, 1), finish_reason="stop"
+            ),
+            "not finite",
+        ),
         (Generation(token_ids=(1,), logprobs=(-1.0,), versions=(1,), finish_reason="abort"), "aborted"),
     ],
 )  # fmt: skip

@@ -4,7 +4,6 @@
 to one server. It sends and receives JSON, and every call has a deadline.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import aiohttp
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,8 +46,10 @@ _KEEPALIVE_S = 2.0
 """A connection that was idle for this long is not reused. The servers close idle connections after 5 s, and a
 request on a connection that is being closed would fail."""
 _CONNECT_S = 30.0
-_SERIES = re.compile(r"^([a-z_:]+)\{.*\} (\S+)$")
-"""A line of a Prometheus page: name, labels, value."""
+_READ_S = 30.0
+"""Time limit for what a server only has to look up."""
+_SERIES = re.compile(r"^([a-z_:]+)\{.*\} (\d+(\.\d+)?(e[+-]?\d+)?)$", re.ASCII)
+"""A line of a Prometheus page: name, labels, value. A value that is not a finite number says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +148,28 @@ class ServerHttp:
         Raises: UnavailableError, RefusedError.
         """
         text = await self._call("POST", path, body or {}, timeout_s)
-        try:
-            answer: object = json.loads(text) if text else None
-        except ValueError as err:
-            raise UnavailableError(f"{self.url}{path} answered no JSON: {text[:_MAX_TOLD]!r}") from err
-        return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+        return self._decoded(path, text) if text else {}
+
+    async def read(self, path: str) -> Mapping[str, Any]:
+        """Returns the decoded object at a path; empty if it is JSON but not an object.
+
+        Raises: UnavailableError, RefusedError.
+        """
+        return self._decoded(path, await self.get(path, timeout_s=_READ_S))
 
     async def close(self) -> None:
         """Closes the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    def _decoded(self, path: str, text: str) -> Mapping[str, Any]:
+        """Decodes an answer. A proxy may answer with its own page, and NaN and Infinity are not JSON."""
+        try:
+            answer: object = msgspec.json.decode(text)
+        except (ValueError, RecursionError) as err:
+            raise UnavailableError(f"{self.url}{path} answered no JSON: {text[:_MAX_TOLD]!r}") from err
+        return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
 
     async def _call(self, method: str, path: str, body: Mapping[str, object] | None, timeout_s: float) -> str:
         limit_s = timeout_s or self._timeout_s

@@ -7,7 +7,6 @@ under the new version. Logprobs are at the sampling temperature over the full vo
 default.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -144,7 +143,7 @@ class SglangApi:
             if [int(row[1]) for row in rows] != list(token_ids[1:]):
                 raise ValueError(f"{len(rows)} logprobs for {len(token_ids)} tokens")
             return np.asarray([float(row[0]) for row in rows], np.float32)
-        except (KeyError, TypeError, ValueError) as err:
+        except (LookupError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
     async def pause(self, http: ServerHttp, *, keeps_cache: bool = False) -> None:
@@ -173,15 +172,14 @@ class SglangApi:
         Raises: ConfigError if the server doesn't name its weights.
         """
         try:
-            text = await http.get("/model_info", timeout_s=30.0)
+            info = await http.read("/model_info")
         except RefusedError as err:
             if err.status != 404:
                 raise
-            text = await http.get("/get_model_info", timeout_s=30.0)
-        try:
-            return str(json.loads(text)["weight_version"])
-        except (ValueError, KeyError, TypeError) as err:
-            raise ConfigError(f"{http.url} names no weight_version; expected SGLang 0.5 or newer") from err
+            info = await http.read("/get_model_info")
+        if "weight_version" not in info:
+            raise ConfigError(f"{http.url} names no weight_version; expected SGLang 0.5 or newer")
+        return str(info["weight_version"])
 
     async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
         """Always returns an empty text, because SGLang can replace the weights of every model."""

@@ -11,7 +11,6 @@ logprobs are at the sampling temperature; prompt logprobs are at temperature 1.
 """
 
 import asyncio
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -159,7 +158,9 @@ class VllmApi:
         reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
         try:
             rows = reply["prompt_logprobs"][1:]
-            values = [row[str(token)]["logprob"] for row, token in zip(rows, token_ids[1:], strict=True)]
+            values = [
+                float(row[str(token)]["logprob"]) for row, token in zip(rows, token_ids[1:], strict=True)
+            ]
         except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
         return np.asarray(values, np.float32)
@@ -196,7 +197,7 @@ class VllmApi:
 
     async def label(self, http: ServerHttp) -> str:
         """Returns the name of the server's weights."""
-        return str(json.loads(await http.get("/weight_info", timeout_s=30.0)).get("weight_version"))
+        return str((await http.read("/weight_info")).get("weight_version"))
 
     async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
         """Refuses tied models on CPUs, where vLLM's packed copy of the head isn't updated by a reload."""
@@ -234,9 +235,12 @@ async def _rendered(http: ServerHttp, uri: str) -> _Rendered:
     body = {"model": "policy", "messages": [{"role": "user", "content": content}]}
     reply = await http.post(_RENDER, body)
     try:
-        return msgspec.convert(reply["features"], _Rendered)
-    except (KeyError, TypeError, ValueError) as err:
+        rendered = msgspec.convert(reply["features"], _Rendered)
+        (_,) = rendered.mm_placeholders[IMAGE]
+        _ = rendered.mm_hashes[IMAGE], rendered.kwargs_data[IMAGE]
+    except (LookupError, TypeError, ValueError) as err:
         raise UnavailableError(f"{http.url}{_RENDER}: unexpected answer: {str(reply)[:300]}") from err
+    return rendered
 
 
 def _features(token_ids: Sequence[int], media: Media, pictures: Sequence[_Rendered]) -> dict[str, object]:
