@@ -8,18 +8,27 @@ means that `astraflow run` would not work, and a warning means that it would wor
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 
 import psutil
 
 from astraflow.addons.doctor.machine import examine_machine, existing_parent
-from astraflow.addons.doctor.memory import GIB, gpu_memory_finding, num_parameters
+from astraflow.addons.doctor.memory import (
+    GIB,
+    gpu_memory_finding,
+    known_parameters,
+    moment_bytes,
+    num_parameters,
+)
 from astraflow.addons.experiments.cores import num_cores
 from astraflow.addons.one_process.hosting import host_models, open_runner, starting_weights
 from astraflow.addons.sandbox.check import sandbox_finding
 from astraflow.dataflow.core.table_parts import TableParts
 from astraflow.errors import ConfigError, Error
+from astraflow.losses.config import ValueModelConfig
 from astraflow.models.chat_template import template_texts
+from astraflow.models.hub import model_path
 from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, template_end
 from astraflow.processes.program import num_threads
 from astraflow.protocols import TaskSource
@@ -150,27 +159,41 @@ def _check_gpus(examined: Examined) -> None:
 
 
 def _check_disk(examined: Examined) -> Finding:
-    """Checks whether the run folder fits on the disk.
-
-    The folder has the published versions, and the checkpoints with their two moments. Both include the one
-    that is being written.
-    """
+    """Checks whether the run folder fits on the disk."""
     recipe = examined.recipe
-    # Bytes per parameter: 4 in a version, 12 in a checkpoint with its two moments.
-    need = sum(
-        num_parameters(policy.model_dir)
-        * (4 * (recipe.weights.keep + 2) + 12 * (policy.train.keep_checkpoints + 1))
-        for name, policy in recipe.trained.items()
-        if name in examined.sound
-    )
+    need = sum(_disk_bytes(recipe, recipe.trained[name]) for name in recipe.trained if name in examined.sound)
     free = psutil.disk_usage(str(existing_parent(examined.run_dir))).free
     text = f"about {need / GIB:.2f} GiB for weights and checkpoints, of {free / GIB:.1f} GiB free"
-    remedy = "choose another --run-dir, or keep fewer: weights.keep, train.keep_checkpoints"
+    fewer = "weights.keep, weights.full_every" if recipe.weights.delta else "weights.keep"
+    remedy = f"choose another --run-dir, or keep fewer: {fewer}, train.keep_checkpoints"
     if need > free:
         return Finding("fail", "disk of the run", text, remedy)
     if 2 * need > free:
         return Finding("warn", "disk of the run", text, remedy)
     return Finding("ok", "disk of the run", text)
+
+
+def _disk_bytes(recipe: Recipe, policy: PolicyConfig) -> int:
+    """What a policy's versions and checkpoints take in the run folder, with those that are being written."""
+    backend = torch_settings(policy.train.backend) or TorchBackendConfig()
+    version = 2 if backend.publish_dtype == "bfloat16" else 4
+    num_versions = recipe.weights.keep
+    if backend.lora.rank and backend.lora.publish == "adapters":
+        num_versions = 1  # all share the frozen weights
+    elif recipe.weights.delta:
+        num_versions = max(recipe.weights.keep, recipe.weights.full_every)
+        if version == 2:
+            # Deltas since a full version have at most its size together. Those of float32 save nothing.
+            num_versions = 2 * (1 + ceil(num_versions / recipe.weights.full_every))
+    num_versions += 2 + 2 * bool(recipe.eval.best.metric)
+    num_checkpoints = policy.train.keep_checkpoints + 1
+    checkpoint = 4 + moment_bytes(backend)
+    need = num_parameters(policy.model_dir) * (version * num_versions + checkpoint * num_checkpoints)
+    critic = policy.train.auxiliary.critic
+    if isinstance(critic, ValueModelConfig):
+        folder = model_path(critic.model) if critic.model else policy.model_dir
+        need += known_parameters(folder) * 12 * num_checkpoints
+    return need
 
 
 def _check_data(examined: Examined) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "gpu_memory_finding",
     "host_needs",
     "known_parameters",
+    "moment_bytes",
     "num_parameters",
     "rank_bytes",
     "rank_need",
@@ -170,7 +171,7 @@ def _trainer_savings(recipe: Recipe, name: str, policy: PolicyConfig) -> dict[st
         if _is_on_cpu(backend) and backend.optimizer_state == "float32":
             savings[f"{where}.optimizer_state: bfloat16"] = 4 * size
         if backend.offload_optimizer and not _is_on_cpu(backend):
-            savings[f"{where}.offload_optimizer: false"] = _moment_bytes(backend) * size
+            savings[f"{where}.offload_optimizer: false"] = moment_bytes(backend) * size
         if backend.publish_dtype == "float32":
             savings[f"{where}.publish_dtype: bfloat16"] = 2 * size * (1 + recipe.max_services)
     return savings
@@ -197,7 +198,7 @@ def _certain_bytes(policy: PolicyConfig) -> float:
 
 def _lasting_bytes(backend: TorchBackendConfig, *, has_moments: bool = True) -> float:
     """Bytes per parameter of weights, gradients, and moments. Adapters count as nothing."""
-    return 4.0 if backend.lora.rank else 8.0 + has_moments * _moment_bytes(backend)
+    return 4.0 if backend.lora.rank else 8.0 + has_moments * moment_bytes(backend)
 
 
 def _trainer_bytes(policy: PolicyConfig) -> int:
@@ -212,10 +213,10 @@ def _trainer_bytes(policy: PolicyConfig) -> int:
         return 20
     if not isinstance(backend, TorchBackendConfig):
         return 12
-    return 4 + _moment_bytes(backend) * (1 + backend.offload_optimizer)
+    return 4 + moment_bytes(backend) * (1 + backend.offload_optimizer)
 
 
-def _moment_bytes(backend: TorchBackendConfig) -> int:
+def moment_bytes(backend: TorchBackendConfig) -> int:
     """Returns the bytes of both moments per parameter. Those of an adapter hardly count."""
     if backend.lora.rank:
         return 0

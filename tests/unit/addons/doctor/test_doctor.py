@@ -146,6 +146,41 @@ async def test_the_memory_of_a_run_is_that_of_the_host(
     assert "trainer-actor " in detail
 
 
+_TORCH = "policies.actor.train.backend="
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("settings", "gib"),
+    [
+        # 2**28 parameters: a quarter of a GiB per byte. 4 + 2 versions, 2 + 1 checkpoints with two moments.
+        ((), (4 * 6 + 12 * 3) / 4),
+        ((_TORCH + "{optimizer_state: bfloat16, publish_dtype: bfloat16}",), (2 * 6 + 8 * 3) / 4),
+        # Adapters share the frozen weights, and have hardly any moments.
+        ((_TORCH + "{lora: {rank: 8}}",), (4 * 3 + 4 * 3) / 4),
+        ((_TORCH + "{lora: {rank: 8, publish: merged}}",), (4 * 6 + 4 * 3) / 4),
+        # 16 versions are kept. In bfloat16, they are 2 full ones with their deltas.
+        (("weights={delta: true}",), (4 * 18 + 12 * 3) / 4),
+        (("weights={delta: true}", _TORCH + "{publish_dtype: bfloat16}"), (2 * 6 + 12 * 3) / 4),
+        (("weights={delta: true, full_every: 32}",), (4 * 34 + 12 * 3) / 4),
+        (
+            (
+                "policies.actor.train.auxiliary={critic: {name: value_model}}",
+                "policies.actor.table.credit={name: gae}",
+            ),
+            (4 * 6 + 12 * 3 + 12 * 3) / 4,
+        ),
+    ],
+)
+async def test_the_disk_of_a_run_holds_what_its_settings_keep(
+    large_model: Path, tmp_path: Path, settings: Sequence[str], gib: float
+) -> None:
+    made = recipe(tmp_path, f"policies.actor.model={large_model}", "rollout.services=1", *settings)
+    async with aclosing(examine(made, tmp_path / "run")) as told:
+        detail = await anext(f.detail async for f in told if f.check == "disk of the run")
+    assert f"about {gib:.2f} GiB" in detail
+
+
 def test_a_run_that_exceeds_the_machine_is_refused_with_two_settings_that_help(tmp_path: Path) -> None:
     model = model_of(2**40, tmp_path / "model")
     made = recipe(tmp_path, f"policies.actor.model={model}", "rollout.services=4")
