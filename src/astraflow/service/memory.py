@@ -27,7 +27,7 @@ _LITTLE_LEFT = 0.1
 
 def limit_bytes() -> int:
     """The memory of this machine, or less if a control group limits it."""
-    limits = [_number(folder, "memory.max", "memory.limit_in_bytes") for folder in control_groups()]
+    limits = [_number(folder, "memory.max", "memory.limit_in_bytes") for folder in control_groups("memory")]
     return min([psutil.virtual_memory().total, *[limit for limit in limits if limit is not None]])
 
 
@@ -35,7 +35,7 @@ def available_bytes() -> int:
     """Memory that this process can still allocate: what the machine has left, or less if a control group
     limits it."""
     available = psutil.virtual_memory().available
-    for folder in control_groups():
+    for folder in control_groups("memory"):
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
         used = _number(folder, "memory.current", "memory.usage_in_bytes")
         if limit is not None and used is not None:
@@ -45,8 +45,8 @@ def available_bytes() -> int:
     return available
 
 
-def control_groups(root: Path = _ROOT, own: Path = _OWN_GROUPS) -> Iterator[Path]:
-    """Yields the folders of this process's memory control groups: the innermost group first.
+def control_groups(controller: str, root: Path = _ROOT, own: Path = _OWN_GROUPS) -> Iterator[Path]:
+    """Yields the folders of this process's control groups, e.g. for `memory`: the innermost group first.
 
     In a container, the path may be the host's. Then only the group that is mounted at the root is there.
     """
@@ -54,8 +54,8 @@ def control_groups(root: Path = _ROOT, own: Path = _OWN_GROUPS) -> Iterator[Path
         _, controllers, path = line.split(":", 2)
         if not controllers:
             base = root
-        elif "memory" in controllers.split(","):
-            base = root / "memory"
+        elif controller in controllers.split(","):
+            base = root / controller
         else:
             continue
         folder = base / path.strip("/")
@@ -80,7 +80,7 @@ class MemoryReading:
 
 def read_memory() -> MemoryReading:
     """Reads the present state."""
-    groups = list(control_groups())
+    groups = list(control_groups("memory"))
     counts = [_field(folder / name, "oom_kill") for folder in groups for name in _EVENTS]
     own = [count for count in counts if count is not None]
     return MemoryReading(

@@ -65,14 +65,14 @@ def test_the_groups_of_both_versions_are_found_from_the_inside_out(tmp_path: Pat
     own.write_text("4:memory:/job/step\n1:cpu,cpuacct:/job\n0::/user.slice/run.scope\n")
     for folder in ("memory/job/step", "user.slice/run.scope"):
         (tmp_path / folder).mkdir(parents=True)
-    groups = [str(group.relative_to(tmp_path)) for group in control_groups(tmp_path, own)]
+    groups = [str(group.relative_to(tmp_path)) for group in control_groups("memory", tmp_path, own)]
     assert groups == ["memory/job/step", "memory/job", "memory", "user.slice/run.scope", "user.slice", "."]
 
 
 def test_a_container_that_shows_the_path_of_its_host_has_the_group_at_the_root(tmp_path: Path) -> None:
     own = tmp_path / "cgroup"
     own.write_text("0::/docker/4f3c\n")
-    assert list(control_groups(tmp_path, own)) == [tmp_path]
+    assert list(control_groups("memory", tmp_path, own)) == [tmp_path]
 
 
 def test_this_machine_has_a_limit_and_some_memory_left() -> None:

@@ -42,6 +42,7 @@ from astraflow.addons.cluster.host_frames import (
     read_frame,
 )
 from astraflow.addons.cluster.process_host import ProcessHost
+from astraflow.addons.experiments.cores import num_cores
 from astraflow.errors import ConfigError, Error
 from astraflow.service.memory import limit_bytes
 
@@ -80,7 +81,7 @@ def hello() -> Hello:
         # In Slurm, the name of a node may differ from its host name.
         hostname=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         version=astraflow.__version__,
-        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpus=num_cores(),
         gpus=len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]),
         memory_bytes=float(limit_bytes()),
         free_disk_bytes=float(shutil.disk_usage(tempfile.gettempdir()).free),
