@@ -100,6 +100,19 @@ async def test_an_episode_that_fails_says_why_and_is_no_reward() -> None:
         assert play.host.num_restarts == 0
 
 
+async def test_a_folder_whose_name_begins_like_that_of_python_is_on_the_path_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("python", "python-games"):
+        (tmp_path / name).mkdir()
+        monkeypatch.syspath_prepend(tmp_path / name)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "python"))
+    code = "from drivers.hosted_games import Games\n"
+    (tmp_path / "python-games" / "my_own_games.py").write_text(code)
+    async with hosted(config(serve="my_own_games:Games")) as play:
+        assert (await play()).score == 1.0
+
+
 async def test_a_task_of_another_source_is_refused() -> None:
     async with hosted() as play:
         with pytest.raises(RolloutError, match="not from a hosted source"):

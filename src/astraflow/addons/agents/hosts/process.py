@@ -217,10 +217,10 @@ def _boot_code() -> str:
 def _own_folders() -> list[str]:
     """The folders with the user's own modules, which the host may import too: those on this process's path
     that are not part of an installation."""
-    here = str(Path.cwd())
-    installed = (sys.prefix, sys.base_prefix, str(_PACKAGE.parent))
-    own = [path for path in sys.path if path and Path(path).is_dir() and not path.startswith(installed)]
-    return list(dict.fromkeys([here, *own]))
+    installed = [Path(path).resolve() for path in (sys.prefix, sys.base_prefix, _PACKAGE.parent)]
+    folders = [path for path in sys.path if path and Path(path).is_dir()]
+    own = [path for path in folders if not any(map(Path(path).resolve().is_relative_to, installed))]
+    return list(dict.fromkeys([str(Path.cwd()), *own]))
 
 
 def _decode_info(config: HostConfig, answer: Frame) -> HostInfo:
