@@ -1,5 +1,6 @@
 """Harbor task folders in containers. A program with podman's commands stands in for it."""
 
+import asyncio
 import os
 import random
 import resource
@@ -79,6 +80,32 @@ async def test_an_episode_runs_in_a_container_of_the_tasks_image_and_leaves_none
     assert "--memory=512m --cpus=2" in start
     assert "--network=none" not in start
     assert len([call for call in made if call.startswith("rm ")]) == 2
+
+
+async def test_an_episode_that_is_cancelled_while_its_container_starts_or_ends_leaves_none(
+    folder: Path,
+) -> None:
+    engine = folder.parent / "engine"
+    (engine / "slow").touch()
+    async with opened(folder) as bench:
+        (task, *_) = [*bench.tasks("train"), *bench.tasks("heldout")]
+        beginning = asyncio.create_task(bench.reset(task, 0))
+        while not (engine / "started").exists():  # noqa: ASYNC110 - a file of another process
+            await asyncio.sleep(0.01)
+        beginning.cancel()
+        await asyncio.gather(beginning, return_exceptions=True)
+        assert beginning.cancelled()
+        (engine / "slow").unlink()
+        episode, _ = await bench.reset(task, 0)
+        ending = asyncio.create_task(bench.end(episode))
+        await asyncio.sleep(0)
+        ending.cancel()
+        await asyncio.gather(ending, return_exceptions=True)
+    made = [call.split() for call in calls(folder)]
+    started = {word.removeprefix("--name=") for call in made for word in call if word.startswith("--name=")}
+    assert len(started) == 2
+    assert {call[-1] for call in made if call[0] == "rm"} == started
+    assert not [path for path in engine.iterdir() if path.name in started]
 
 
 async def test_a_command_that_takes_too_long_is_ended_and_told(folder: Path) -> None:

@@ -6,7 +6,9 @@ Dockerfile, and runs the policy's commands in it.
 
 import asyncio
 import hashlib
+import logging
 import os
+import secrets
 import shlex
 import time
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ from astraflow.addons.sandbox.shell import CommandResult, ShellCommand, ShellRun
 from astraflow.errors import ConfigError, RolloutError
 
 __all__ = ["Containers"]
+
+_log = logging.getLogger(__name__)
 
 _STARTING_S = 120.0
 """Time limit of starting or removing a container, and of copying files into it."""
@@ -36,6 +40,8 @@ class Containers:
         self._engine = engine
         self._images: dict[str, asyncio.Task[str]] = {}
         """The image of each task, by its folder. It is built once, or again after a failure."""
+        self._removals: set[asyncio.Task[None]] = set()
+        """The removals of containers, which go on when the episodes that caused them are cancelled."""
 
     async def open(self) -> None:
         """Checks that containers can run. Raises: ConfigError if they can't."""
@@ -45,35 +51,61 @@ class Containers:
             raise ConfigError(f"no container can run here: {err}") from err
 
     async def close(self) -> None:
-        """Ends the building of images."""
+        """Ends the building of images, and waits until all containers that episodes have left are removed."""
         for building in self._images.values():
             building.cancel()
-        await asyncio.gather(*self._images.values(), return_exceptions=True)
+        await asyncio.gather(*self._images.values(), *self._removals, return_exceptions=True)
 
     async def begin(self, task: HarborTask) -> bytes:
-        """Starts a container, and returns its name."""
+        """Starts a container, and returns its name. If this fails or is cancelled, no container is left."""
         building = self._images.get(task.source)
         if building is None or (building.done() and (building.cancelled() or building.exception())):
             self._images[task.source] = asyncio.create_task(self._image(task))
         image = await asyncio.shield(self._images[task.source])
         limits = [f"--memory={task.memory_mb}m", f"--cpus={task.cpus:g}"]
         network = [] if task.has_network else ["--network=none"]
+        name = f"astraflow-{secrets.token_hex(8)}"
         command = [
             "run",
             "--detach",
             "--rm",
             "--init",
+            f"--name={name}",
             *limits,
             *network,
             "--entrypoint=sleep",
             image,
             "infinity",
         ]
-        return (await self._call(command, limit_s=_STARTING_S)).strip()
+        starting = asyncio.create_task(self._call(command, limit_s=_STARTING_S))
+        try:
+            await asyncio.shield(starting)
+        except BaseException:
+            self._remove(name, after=starting)
+            raise
+        return name.encode()
 
     async def end(self, state: bytes) -> None:
         """Removes a container."""
-        await self._call(["rm", "--force", "--time=0", state.decode()], limit_s=_STARTING_S)
+        await asyncio.shield(self._remove(state.decode()))
+
+    def _remove(self, name: str, *, after: asyncio.Task[bytes] | None = None) -> asyncio.Task[None]:
+        """Removes a container in the background, once it has started or failed to start."""
+
+        async def remove() -> None:
+            if after is not None:
+                await asyncio.wait({after})
+            await self._call(["rm", "--force", "--time=0", name], limit_s=_STARTING_S)
+
+        removal = asyncio.create_task(remove())
+        self._removals.add(removal)
+        removal.add_done_callback(self._forget)
+        return removal
+
+    def _forget(self, removal: asyncio.Task[None]) -> None:
+        self._removals.discard(removal)
+        if not removal.cancelled() and (error := removal.exception()) is not None:
+            _log.warning("a container may be left: %s", error)
 
     async def run(
         self, task: HarborTask, state: bytes, commands: Sequence[ShellCommand], *, is_kept: bool
