@@ -79,9 +79,9 @@ class Publisher:
     ) -> None:
         self.public_url = public_url
         self._config = config
-        self.store = ChunkStore(folder, keep=max(config.keep, config.full_every if config.delta else 1))
         self.limit = UploadLimit(config.max_upload_mb_s * 1e6)
         self._mirror = Mirror(config.store) if config.store else None
+        self.store = ChunkStore(folder, keep=max(config.keep, config.full_every if config.delta else 1))
         self._turns: dict[str, asyncio.Lock] = {}
         """One lock per policy: its versions are published and forgotten one at a time."""
         routes = [

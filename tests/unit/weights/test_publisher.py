@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from astraflow.errors import DataError, RefusedError, UnavailableError, WeightsError, WireError
+from astraflow.errors import ConfigError, DataError, RefusedError, UnavailableError, WeightsError, WireError
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import (
     Chunk,
@@ -362,6 +362,13 @@ async def test_roles_may_only_what_they_need(tmp_path: Path) -> None:
         await clients["v"].fetch(path, start=0, end=4)
     await clients[""].call("GET", "/v1/health", PublisherHealth)
     publisher.store.close()
+
+
+def test_a_publisher_whose_store_cannot_be_made_does_not_hold_the_folder(tmp_path: Path) -> None:
+    unknown = WeightsConfig.model_construct(store="ftp://elsewhere")
+    with pytest.raises(ConfigError, match="is expected"):
+        Publisher(tmp_path, unknown)
+    Publisher(tmp_path, WeightsConfig()).store.close()
 
 
 async def test_a_restarted_publisher_serves_what_it_had(tmp_path: Path) -> None:

@@ -65,8 +65,12 @@ class UseLog:
             self.problem = set_aside(path, str(err))
             lines = []
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._size = path.read_bytes().rfind(b"\n") + 1
-        os.ftruncate(self._fd, self._size)
+        try:
+            self._size = path.read_bytes().rfind(b"\n") + 1
+            os.ftruncate(self._fd, self._size)
+        except OSError:
+            os.close(self._fd)
+            raise
         self._unwritten = b""
         ends_ns = (line.end_ns if isinstance(line, DeviceUse) else line.begin_ns for line in lines)
         self.end_ns = max(ends_ns, default=0)

@@ -8,6 +8,7 @@ import dataclasses
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -144,15 +145,14 @@ class JournalReader(JournalTables):
     def __init__(self, folder: Path) -> None:
         """Raises: JournalError if the folder holds no readable journal."""
         super().__init__(folder)
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.database.close)
             # The log is opened before the moment of the tables. What is compacted meanwhile is in them.
-            self._log = self._open_log(folder / "segments")
+            self._log = on_failure.enter_context(closing(self._open_log(folder / "segments")))
             # All queries see the moment of the first one.
             self.database.execute("BEGIN")
             self.compacted = self._read_compacted()
-        except BaseException:
-            self.database.close()
-            raise
+            on_failure.pop_all()
 
     def _open_log(self, segments: Path) -> LogReader:
         while True:

@@ -65,7 +65,11 @@ class ChunkStore:
         """Bytes of the complete chunks, by hash."""
         self._known: dict[str, dict[int, Manifest]] = {}
         """The manifests that are stored, by policy and version."""
-        self._restore()
+        try:
+            self._restore()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Releases the folder."""

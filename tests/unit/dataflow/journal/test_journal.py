@@ -6,10 +6,12 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from astraflow.dataflow.core.commands import AddTasks, AddWorker, Command, Decision, FateDecided
 from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.journal.journal_db import Compacted
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.table_writer import TableRows, insert_rows
 from astraflow.errors import JournalError, RefusedError
@@ -410,6 +412,28 @@ async def test_a_closed_journal_refuses(tmp_path: Path) -> None:
     await journal.close()
     with pytest.raises(JournalError, match="is closed"):
         journal.check()
+
+
+async def test_a_reader_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> None:
+    class TornReader(JournalReader):
+        """The tables can't be read anymore once the log is open."""
+
+        num_reads = 0
+
+        def _read_compacted(self) -> Compacted:
+            self.num_reads += 1
+            if self.num_reads > 1:
+                raise JournalError("torn")
+            return super()._read_compacted()
+
+    journal = Journal(tmp_path)
+    await journal.wait_durable(record(journal, Counter(), "a", "b"))
+    await journal.close()
+    before = len(psutil.Process().open_files())
+    with pytest.raises(JournalError, match="torn") as failed:
+        TornReader(tmp_path)
+    assert len(psutil.Process().open_files()) == before  # while the error, and thus its frames, are kept
+    del failed
 
 
 def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:

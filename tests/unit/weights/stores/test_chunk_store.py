@@ -165,6 +165,16 @@ def test_a_chunk_that_cannot_be_written_is_not_there(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_folder_that_could_not_be_opened_can_be_once_it_is_in_order(tmp_path: Path) -> None:
+    ChunkStore(tmp_path, keep=1).close()
+    foreign = tmp_path / "manifests" / "notes.txt"
+    foreign.write_text("not a folder")
+    with pytest.raises(NotADirectoryError):
+        ChunkStore(tmp_path, keep=1)
+    foreign.unlink()
+    ChunkStore(tmp_path, keep=1).close()
+
+
 def test_one_folder_has_one_owner(tmp_path: Path) -> None:
     store = ChunkStore(tmp_path, keep=4)
     with pytest.raises(ConfigError, match="in use by another publisher"):
