@@ -22,6 +22,7 @@ from astraflow.types import (
     BatchReply,
     Episode,
     EpisodeResult,
+    EvalsReply,
     Failure,
     Fingerprints,
     Heartbeat,
@@ -771,3 +772,12 @@ async def test_services_that_join_a_pool_of_more_than_a_thousand_send_fewer_hear
             name="last", hosts=("actor",), engine="none", num_slots=1, fingerprints=Fingerprints()
         )
         assert (await run.client.register(request)).heartbeat_s == 2.5
+
+
+async def test_a_caller_that_has_more_evaluations_than_there_are_learns_how_many_there_are(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as run:
+        for after in (-1, 0, 1000):
+            reply = await run.calls.call("GET", f"/v1/evals?after={after}&wait_s=0", EvalsReply)
+            assert (reply.evals, reply.num_evals) == ((), 0)

@@ -149,6 +149,8 @@ async def test_the_page_runs_no_script_but_its_own(tmp_path: Path) -> None:
         "/secrets/viewer",
         "/api/runs/run/episodes/99999999999999999999999",
         "/api/runs/run/groups/train/99999999999999999999999",
+        f"/api/runs/run/episodes/{'9' * 5000}",
+        f"/api/runs/run/groups/eval/{'9' * 5000}",
     ],
 )
 async def test_nothing_outside_the_runs_is_served(tmp_path: Path, path: str) -> None:

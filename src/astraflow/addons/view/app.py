@@ -107,9 +107,9 @@ def make_app(runs: ViewedRuns) -> Starlette:
         Route("/api/runs/{run}/ready/{name}", _guarded(views.ready)),
         Route("/api/runs/{run}/snippets", _guarded(views.snippets)),
         Route("/api/runs/{run}/episodes", _guarded(views.episodes)),
-        Route("/api/runs/{run}/episodes/{id:int}", _guarded(views.episode)),
-        Route("/api/runs/{run}/episodes/{id:int}/file", _guarded(views.episode_file)),
-        Route("/api/runs/{run}/groups/{kind}/{group:int}", _guarded(views.group)),
+        Route("/api/runs/{run}/episodes/{id}", _guarded(views.episode)),
+        Route("/api/runs/{run}/episodes/{id}/file", _guarded(views.episode_file)),
+        Route("/api/runs/{run}/groups/{kind}/{group}", _guarded(views.group)),
         Route("/api/runs/{run}/versions", _guarded(views.versions)),
         Route("/api/runs/{run}/timeline", _guarded(views.timeline)),
         Route("/api/runs/{run}/slots", _guarded(views.slots)),
@@ -255,7 +255,7 @@ class _Views:
     async def snippets(self, request: Request) -> Response:
         text = request.query_params.get("ids", "")
         parts = text.split(",")[:_MAX_LIMIT] if text else []
-        if not all(part.isascii() and part.isdecimal() and len(part) <= _MAX_DIGITS for part in parts):
+        if not all(map(_is_number, parts)):
             raise ConfigError("ids are numbers of episodes, separated by commas")
         ids = [int(part) for part in parts]
         return _json(await self._read(request, lambda db, run: snippets(db, run.folder, run.texts, ids)))
@@ -271,7 +271,7 @@ class _Views:
 
     async def _view(self, request: Request) -> EpisodeView:
         """Reads the episode that a request names. Raises: HTTPException if there is none."""
-        episode_id = int(request.path_params["id"])
+        episode_id = _path_number(request, "id")
 
         def question(database: sqlite3.Connection, run: ViewedRun) -> EpisodeView | None:
             return episode_view(database, run.folder, run.texts, episode_id)
@@ -286,7 +286,7 @@ class _Views:
 
     async def group(self, request: Request) -> Response:
         kind = "eval" if request.path_params["kind"] == "eval" else "train"
-        number = int(request.path_params["group"])
+        number = _path_number(request, "group")
 
         def question(database: sqlite3.Connection, run: ViewedRun) -> dict[str, Any]:
             rows = group_rows(database, kind, number)
@@ -446,10 +446,23 @@ def _filter(request: Request) -> EpisodeFilter:
     return filter_of({name: value for name, value in request.query_params.items() if name not in own})
 
 
+def _path_number(request: Request, name: str) -> int:
+    """Returns an integer >= 0 from the path. Raises: HTTPException (404) if the text isn't one."""
+    text = str(request.path_params[name])
+    if not _is_number(text):
+        raise HTTPException(404, f"{name} = {text[:100]!r} is not a whole number")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is an integer >= 0 that the index can have."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+
+
 def _number(request: Request, name: str, default: int) -> int:
     """Returns an integer >= 0 from the query. Raises: ConfigError."""
     text = request.query_params.get(name, str(default))
-    if not text.isascii() or not text.isdecimal() or len(text) > _MAX_DIGITS:
+    if not _is_number(text):
         raise ConfigError(f"{name} = {text[:100]!r} is not a whole number")
     return int(text)
 

@@ -117,7 +117,7 @@ class ViewRoutes:
             return self._core.evals(after) or None
 
         found = await self._run.polls.poll("evals", look, wait_s=wait_s, request=request) or ()
-        num_evals = max(0, after) + len(found)
+        num_evals = min(max(0, after), len(self._core.evals())) + len(found)
         reply = EvalsReply(evals=found, num_evals=num_evals, state=self._core.state)
         await self._dispatcher.wait_durable()
         return item_response(reply, request)
