@@ -6,6 +6,7 @@ anything. Here, both end as an error that says so.
 
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from astraflow.user_input.own_code import error_text
 __all__ = ["render_chat", "within_limit"]
 
 _LONGEST_S = 10.0
-"""Time for one conversation. Templates take milliseconds; on a busy machine, some take seconds."""
+"""CPU time for one conversation, which takes milliseconds. A busy or stopped machine takes nothing of it."""
 _LOOK_S = 0.1
 """Time between two looks at the calls that run."""
 _T = TypeVar("_T")
@@ -63,8 +64,8 @@ class _Watcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ends: dict[int, float] = {}
-        """When the time of a thread's call is over."""
+        self._ends: dict[int, tuple[int, float]] = {}
+        """The clock of each thread with a call, and when its time is over by that clock."""
         self._has_calls = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -72,11 +73,14 @@ class _Watcher:
         """Calls a function of pure Python. Raises: _OverdueError, in the function, once the time is over."""
         own = threading.get_ident()
         with self._lock:
-            self._ends[own] = time.monotonic() + longest_s
+            # Only Linux has a CPU clock for each thread.
+            is_linux = sys.platform == "linux"
+            clock = time.pthread_getcpuclockid(own) if is_linux else time.CLOCK_MONOTONIC
+            self._ends[own] = clock, time.clock_gettime(clock) + longest_s
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, daemon=True)
                 self._thread.start()
-        self._has_calls.set()
+            self._has_calls.set()  # here, because an interruption in it would leave the event locked
         try:
             return function()
         finally:
@@ -89,7 +93,8 @@ class _Watcher:
             self._has_calls.wait()
             time.sleep(_LOOK_S)
             with self._lock:
-                over = [thread for thread, end in self._ends.items() if end < time.monotonic()]
+                clocks = self._ends.items()
+                over = [thread for thread, (clock, end) in clocks if end < time.clock_gettime(clock)]
                 for thread in over:
                     del self._ends[thread]
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(

@@ -1,5 +1,9 @@
 """A chat template that never ends, or raises an error of any kind, ends as an error that says so."""
 
+import contextlib
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -8,6 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from astraflow.errors import DataError
+from astraflow.models import template_limits
 from astraflow.models.stop_ids import template_end
 from astraflow.models.template_limits import render_chat
 
@@ -44,6 +49,46 @@ def test_a_template_is_stopped_in_a_thread_other_than_the_main_one() -> None:
     thread.start()
     thread.join(10)
     assert len(said) == 1
+
+
+def test_interruptions_leave_no_lock_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "_LOOK_S", 0.0)
+    monkeypatch.setattr(template_limits, "_watcher", template_limits._Watcher())
+    switches_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    until_s = time.monotonic() + 3
+
+    def call_often() -> None:
+        while time.monotonic() < until_s:
+            for number in range(100):
+                with contextlib.suppress(DataError):
+                    template_limits.within_limit(lambda: str(sum(range(3000))), 2e-6 * number)
+
+    threads = [threading.Thread(target=call_often, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(15)
+    sys.setswitchinterval(switches_s)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are clocks of threads on Linux only")
+def test_the_time_that_a_process_is_stopped_is_not_that_of_its_template() -> None:
+    code = (
+        "import sys\n"
+        "from astraflow.models.template_limits import within_limit\n"
+        "print('ready', flush=True)\n"
+        "rest = iter(range(3_000_000))\n"
+        "print(within_limit(lambda: str(sum(1 for _ in rest)), 2.0))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read() == "3000000\n"
 
 
 def test_a_limit_that_ends_with_the_call_interrupts_nothing_later() -> None:
