@@ -69,17 +69,27 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
             f"two policies have the name {repeated[0]!r} in Kubernetes, where names have no _ and at most "
             f"{_MAX_NAME} characters; rename one"
         )
-    refused = {
-        "rollout.gpus": bool(recipe.rollout.gpus),
-        "weights.peers": recipe.weights.peers,
-        "dataflow.tls": recipe.dataflow.tls.is_on,
-        "train.backend.python": any(policy.train.other_python for policy in recipe.trained.values()),
+    remedies = {
+        "rollout.gpus": "leave it out, and set cluster.rollout.gpus" if recipe.rollout.gpus else "",
+        "weights.peers": (
+            "rollout pods take no calls; set weights.peers=false, and weights.store=s3://BUCKET/PREFIX if "
+            "one publisher is too slow for all of them"
+            if recipe.weights.peers
+            else ""
+        ),
+        "dataflow.tls": "leave it out, and let the cluster's network encrypt"
+        if recipe.dataflow.tls.is_on
+        else "",
+        "train.backend.python": (
+            "leave it out; the Python is the image's"
+            if any(policy.train.other_python for policy in recipe.trained.values())
+            else ""
+        ),
     }
-    if wrong := [key for key, is_set in refused.items() if is_set]:
-        raise ConfigError(
-            f"{wrong[0]} works on one machine only and cannot be rendered for Kubernetes; leave it out "
-            "(GPUs: cluster.rollout.gpus; encryption: the network of the cluster; Python: the image's)"
-        )
+    if wrong := [
+        f"{key} cannot be rendered for Kubernetes: {text}" for key, text in remedies.items() if text
+    ]:
+        raise ConfigError("\n".join(wrong))
     check_served(recipe, remedy="weights.store=s3://BUCKET/PREFIX, and is_store_only")
     _check_labels(recipe.cluster)
     if not recipe.cluster.k8s.image:

@@ -171,7 +171,8 @@ def test_a_pool_that_does_not_size_itself_has_a_number_and_no_autoscaler() -> No
             "two policies have the name 'a-b'",
         ),
         ({"cluster": {}}, "cluster.k8s.image is empty"),
-        ({"rollout": {"gpus": ["0"]}}, "rollout.gpus"),
+        ({"rollout": {"gpus": ["0"]}}, "rollout.gpus cannot .* set cluster.rollout.gpus"),
+        ({"weights": {"peers": True}}, "weights.peers cannot .* set weights.peers=false, and weights.store"),
         ({"policies": {"actor": {"model": "/m", "train": OTHER_PYTHON}}}, "train.backend.python"),
         ({"cluster": {"rollout": {"gpus": 0.5}, "k8s": {"image": "x"}}}, "whole GPUs"),
         (
