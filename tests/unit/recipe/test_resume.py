@@ -6,16 +6,19 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import ConfigError
-from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.resume import (
     MAY_CHANGE,
     changes_between,
+    check_resume,
     has_more_steps,
     refuse_changes,
     refuse_fewer_steps,
     steps_done,
 )
+from astraflow.recipe.run_folder import RunFolder
 
+ROOT = Path(__file__).parents[3]
 _SET = {"source": {"name": "jsonl", "path": "held.jsonl"}, "num_tasks": 8}
 
 
@@ -62,6 +65,23 @@ def test_a_change_that_would_break_the_run_is_refused(
     changes = changes_between(make_recipe(), make_recipe(**change))
     with pytest.raises(ConfigError, match=key):
         refuse_changes(changes, tmp_path)
+
+
+def test_a_run_of_a_full_recipe_whose_loss_has_changed_since_is_told_what_stops_it(tmp_path: Path) -> None:
+    path = ROOT / "recipes" / "math" / "8b.yaml"
+    now = load_recipe(path)
+    loss = "policies.actor.train.loss={name: m2po, budget: 0.02}"
+    correction = "policies.actor.train.auxiliary.correction={name: masked}"
+    folder = RunFolder(tmp_path)
+    folder.save_recipe(load_recipe(path, [loss]))
+    # A trainer may go on with another loss, which is recorded. The rest determined what is in the journal.
+    changes = {change.key: (change.old, change.new) for change in check_resume(folder, now).changes}
+    assert changes["policies.actor.train.loss.name"] == ('"m2po"', '"m2po_prototype"')
+    folder.save_recipe(load_recipe(path, [loss, correction]))
+    with pytest.raises(ConfigError) as refused:
+        check_resume(folder, now)
+    assert 'train.auxiliary.correction.name was "masked" and is "none"' in str(refused.value)
+    assert "undo the change to resume this one" in str(refused.value)
 
 
 def test_keys_that_may_change_exist() -> None:
