@@ -300,6 +300,12 @@ def test_ppo_bounds_the_loss_of_bad_tokens_that_became_likely() -> None:
     assert output.metrics["dual_clip_frac"].tolist() == [True, False, False, False]
 
 
+@pytest.mark.parametrize("dual_clip", [0.5, 1.0])
+def test_a_dual_clip_that_would_cut_fresh_tokens_is_refused_however_it_comes(dual_clip: float) -> None:
+    with pytest.raises(ConfigError, match="dual_clip must be above 1, or 0"):
+        ppo(make_inputs([0.0], [-1.0]), clip_low=0.2, clip_high=0.2, dual_clip=dual_clip)
+
+
 def test_ppo_without_a_dual_clip_is_grpo() -> None:
     inputs = make_inputs([math.log(5.0)], [-2.0])
     output = ppo(inputs, clip_low=0.2, clip_high=0.2, dual_clip=0.0)

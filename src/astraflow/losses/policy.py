@@ -179,9 +179,11 @@ def ppo(inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: flo
 
     loss_t = -max(surrogate_t, dual_clip * A_t) where A_t < 0, else -surrogate_t
 
-    Shapes: all [T]. Gradient: through `logprobs` only; none where the bound holds.
+    Shapes: all [T]. Gradient: through `logprobs` only; none where the bound holds. Raises: ConfigError.
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; dual clip: Ye et al. 2020 (arXiv:1912.09729).
     """
+    if 0 < dual_clip <= 1:
+        raise ConfigError(f"dual_clip must be above 1, or 0 for no bound, got {dual_clip:g}")
     output = grpo(inputs, clip_low=clip_low, clip_high=clip_high)
     if dual_clip == 0:
         return output

@@ -141,6 +141,15 @@ def test_thresholds_of_ppo_can_be_set_and_others_are_refused(client: TrainingCli
         client.forward_backward(data(), "dpo")
 
 
+@pytest.mark.parametrize(("low", "high"), [(1.2, 0.8), (0.8, 0.9), (1.1, 1.2), (-0.1, 1.2), (math.nan, 1.2)])
+def test_thresholds_of_ppo_that_would_cut_fresh_tokens_are_refused(
+    client: TrainingClient, low: float, high: float
+) -> None:
+    thresholds = {"clip_low_threshold": low, "clip_high_threshold": high}
+    with pytest.raises(ConfigError, match="expected 0 <= clip_low_threshold <= 1 <= clip_high_threshold"):
+        client.forward_backward(data(), "ppo", thresholds).result()
+
+
 @pytest.mark.parametrize(
     ("inputs", "match"),
     [

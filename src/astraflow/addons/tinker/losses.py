@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from astraflow.errors import TrainingError
+from astraflow.errors import ConfigError, TrainingError
 from astraflow.losses.factory import LossFunction
 from astraflow.losses.policy import LossInputs, LossOutput, clipped_surrogate, grpo, proximal_of, reinforce
 from astraflow.losses.ratio import importance_ratio
@@ -67,7 +67,15 @@ def importance_sampling(inputs: LossInputs) -> LossOutput:
 def ppo_by_thresholds(
     inputs: LossInputs, *, clip_low_threshold: float = 0.8, clip_high_threshold: float = 1.2
 ) -> LossOutput:
-    """Computes `grpo` with bounds on the ratio itself instead of distances from 1. Source: as for `grpo`."""
+    """Computes `grpo` with bounds on the ratio itself instead of distances from 1. Source: as for `grpo`.
+
+    Raises: ConfigError if 1, the ratio of a token that the model has sampled itself, is out of bounds.
+    """
+    if not 0 <= clip_low_threshold <= 1 <= clip_high_threshold:
+        raise ConfigError(
+            "loss_fn_config: expected 0 <= clip_low_threshold <= 1 <= clip_high_threshold, got "
+            f"{clip_low_threshold} and {clip_high_threshold}"
+        )
     return grpo(inputs, clip_low=1 - clip_low_threshold, clip_high=clip_high_threshold - 1)
 
 
