@@ -32,7 +32,7 @@ from astraflow.recipe.model_checks import check_family, check_model, is_to_be_fe
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.resume import check_resume
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.recipe.run_plan import named_uses, scoring_tasks, uses
+from astraflow.recipe.run_plan import eval_rules, named_uses, scoring_tasks, uses
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
 from astraflow.recipe.trackers import check_tracker
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
@@ -379,9 +379,15 @@ def _check_answers(examined: Examined) -> None:
 
 def _check_fits_workflow(examined: Examined) -> None:
     recipe = examined.recipe
-    if not isinstance(recipe.workflow, Use):
-        scoring = (recipe.tasks.reward, recipe.tasks.extract)
-        examined.collect("workflow", recipe.workflow.check_scoring, *scoring)
+    sections = {"": (recipe.workflow, recipe.tasks)}
+    for name, rule in eval_rules(recipe).items():
+        if rule.workflow is not None or rule.tasks is not None:
+            own = workflow_of(recipe.eval.sets[name], recipe), rule.tasks or recipe.tasks
+            sections[f"eval.sets.{name}"] = own
+    for where, (workflow, tasks) in sections.items():
+        if not isinstance(workflow, Use):
+            scoring = (tasks.reward, tasks.extract)
+            examined.collect("workflow", workflow.check_scoring, *scoring, prefix=where)
     if not examined.unbuilt and not examined.errors:  # so the models are complete
         models = {name: (p.model_dir, p.template_args, p.renderer) for name, p in recipe.policies.items()}
         for workflow in (recipe.workflow, *(workflow_of(each, recipe) for each in recipe.eval.sets.values())):

@@ -5,6 +5,7 @@ import asyncio
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.errors import Error
 from astraflow.recipe.access import built_in_workflows
+from astraflow.recipe.run_plan import eval_rules
 from astraflow.run.checks import Check, Examined, Finding
 from astraflow.tasks.rewards import needs_sandbox
 
@@ -49,9 +50,15 @@ async def sandbox_finding(*, is_needed: bool, has_agents: bool = False) -> Findi
 
 def _check_sandbox(examined: Examined) -> Finding | None:
     """Runs a program in a sandbox, if the recipe's programs run in one on this machine."""
-    is_needed = needs_sandbox(examined.recipe.tasks)
-    has_agents = any(flow.needs_sandbox for flow in built_in_workflows(examined.recipe))
-    if not (is_needed or has_agents) or not examined.recipe.has_services_here:
+    recipe = examined.recipe
+    rules = eval_rules(recipe)
+    of_sets = [
+        (rules[name].tasks or recipe.tasks).model_copy(update={"sources": {name: config.source}})
+        for name, config in recipe.eval.sets.items()
+    ]
+    is_needed = any(map(needs_sandbox, [recipe.tasks, *of_sets]))
+    has_agents = any(flow.needs_sandbox for flow in built_in_workflows(recipe))
+    if not (is_needed or has_agents) or not recipe.has_services_here:
         return None
     return asyncio.run(sandbox_finding(is_needed=is_needed, has_agents=has_agents))
 

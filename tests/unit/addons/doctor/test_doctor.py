@@ -263,7 +263,16 @@ def test_a_dry_run_looks_for_the_sandbox_only_if_the_recipe_needs_one(
     (finding,) = make_checks([SANDBOX_CHECK], ("trial",), needing)
     assert finding.level == "fail"
     assert "no sandbox works, so programs of a model cannot run" in needing.mistakes[0]
-    other = Examined(recipe(tmp_path))
+    source = f"{{name: jsonl, path: {tmp_path / 'tasks.jsonl'}}}"
+    for own in (
+        f"{{source: {source}, reward: code_tests}}",
+        "{source: {name: reasoning_gym, dataset: countdown}, reward: source}",
+    ):
+        (finding,) = make_checks(
+            [SANDBOX_CHECK], ("trial",), Examined(recipe(tmp_path, f"eval.sets.held={own}"))
+        )
+        assert finding.level == "fail", own
+    other = Examined(recipe(tmp_path, f"eval.sets.held={{source: {source}, reward: exact}}"))
     assert [each.level for each in make_checks([SANDBOX_CHECK], ("trial",), other)] == ["ok"]
     assert list(make_checks([SANDBOX_CHECK], ("recipe", "folder"), needing)) == []
 
