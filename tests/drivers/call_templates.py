@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from astraflow.addons.formats.readers import FORMATS
+from astraflow.addons.formats.unread import is_unread
 from astraflow.models.chat_template import template_environment
 from astraflow.types.model_text import without_reasoning
-from astraflow.workflows.calls import CALL_PARSERS, is_unread, offered_calls
+from astraflow.workflows.calls import CALL_PARSERS, offered_calls
 
 __all__ = [
     "CALL_TEMPLATES",

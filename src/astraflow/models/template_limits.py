@@ -74,8 +74,7 @@ class _Watcher:
         own = threading.get_ident()
         with self._lock:
             # Only Linux has a CPU clock for each thread.
-            is_linux = sys.platform == "linux"
-            clock = time.pthread_getcpuclockid(own) if is_linux else time.CLOCK_MONOTONIC
+            clock = time.pthread_getcpuclockid(own) if sys.platform == "linux" else time.CLOCK_MONOTONIC
             self._ends[own] = clock, time.clock_gettime(clock) + longest_s
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -93,8 +92,7 @@ class _Watcher:
             self._has_calls.wait()
             time.sleep(_LOOK_S)
             with self._lock:
-                clocks = self._ends.items()
-                over = [thread for thread, (clock, end) in clocks if end < time.clock_gettime(clock)]
+                over = [own for own, (clock, end) in self._ends.items() if end < time.clock_gettime(clock)]
                 for thread in over:
                     del self._ends[thread]
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(

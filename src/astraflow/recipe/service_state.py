@@ -5,7 +5,7 @@ from typing import Literal
 from astraflow.protocols import MACHINE_LOST
 from astraflow.types import Item
 
-__all__ = ["TROUBLE_AFTER_S", "ServiceState", "trouble_text"]
+__all__ = ["TROUBLE_AFTER_S", "ServiceState"]
 
 TROUBLE_AFTER_S = 8.0
 """A process is reported once it has been stopped, or has hung, for this long."""
@@ -41,16 +41,3 @@ class ServiceState(Item, frozen=True):
     def code_text(self) -> str:
         """The exit code for a message, as in "ended with code 1"; empty if there is none."""
         return "" if self.exit_code == MACHINE_LOST else f" with code {self.exit_code}"
-
-
-def trouble_text(service: ServiceState) -> str:
-    """What is wrong with a process, in one sentence with its name; empty if nothing is known to be wrong."""
-    if not service.trouble:
-        return ""
-    if not service.is_silent:
-        return f"{service.name}: {service.trouble}"
-    if service.silent_s is None:
-        since = f"since it was started {service.age_s:.0f} s ago"
-    else:
-        since = f"for {service.silent_s:.0f} s"
-    return f"{service.name} has shown no sign of life {since}: {service.trouble}"

@@ -24,7 +24,6 @@ __all__ = [
     "ToolCall",
     "bare_json_calls",
     "chosen_parser",
-    "is_unread",
     "looks_like_call",
     "offered_calls",
     "tagged_calls",
@@ -122,17 +121,6 @@ def offered_calls(parser: CallParser, reply: str, offered: Collection[str]) -> t
 
 def _schemas_in(offered: Collection[str]) -> Mapping[str, str]:
     return cast("Mapping[str, str]", offered) if isinstance(offered, Mapping) else {}
-
-
-def is_unread(calls: Sequence[ToolCall], reply: str, offered: Collection[str]) -> bool:
-    """Whether a reply looks like a call that wasn't read: it has no calls, or only broken ones, which another
-    format reads."""
-    if not calls:
-        return looks_like_call(reply, offered)
-    if not all(call.problem for call in calls):
-        return False
-    others = (offered_calls(parser, reply, offered) for parser in CALL_PARSERS.values())
-    return any(not call.problem for calls in others for call in calls)
 
 
 def looks_like_call(reply: str, offered: Collection[str]) -> bool:

@@ -11,12 +11,13 @@ from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 from pydantic import AfterValidator, Field
 
+from astraflow.addons.formats.unread import is_unread
 from astraflow.addons.search.retrieval.config import FolderIndexConfig, IndexConfig, MemoryIndexConfig
 from astraflow.addons.search.retrieval.documents import Document
 from astraflow.config import Use
 from astraflow.errors import QueryError, RolloutError
 from astraflow.types import Message, ToolSpec
-from astraflow.workflows.calls import ToolCall, chosen_parser, is_unread, offered_calls
+from astraflow.workflows.calls import ToolCall, chosen_parser, offered_calls
 from astraflow.workflows.conversation import Completion, Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import policy_at
 from astraflow.workflows.variant import ParserChoice, PolicyRoles, template

@@ -5,9 +5,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from astraflow.addons.formats.unread import is_unread
 from astraflow.addons.tools.tool import Tool, ToolContext, ToolResult, run_call
 from astraflow.types import Message
-from astraflow.workflows.calls import ParserOrName, ToolCall, chosen_parser, is_unread, offered_calls
+from astraflow.workflows.calls import ParserOrName, ToolCall, chosen_parser, offered_calls
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import in_parallel, policy_at
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from astraflow.processes.process_state import STOPPED
-from astraflow.recipe.service_state import trouble_text
+from astraflow.recipe.service_state import ServiceState
 from astraflow.report.watch.rule import AlarmFinding, AlarmRule
 from astraflow.report.watch.run_snapshot import Disk, LauncherState, RunSnapshot
 from astraflow.types import WorkerStatus
@@ -33,7 +33,20 @@ def _find_troubles(run: RunSnapshot, *, is_starved: bool) -> Iterable[AlarmFindi
     for service in run.services:
         if service.trouble and service.is_starved == is_starved:
             since_s = run.now_s - (service.silent_s or 0.0)
-            yield AlarmFinding(service.name, trouble_text(service), since_s, advice="")
+            yield AlarmFinding(service.name, _trouble_text(service), since_s, advice="")
+
+
+def _trouble_text(service: ServiceState) -> str:
+    """What is wrong with a process, in one sentence with its name; empty if nothing is known to be wrong."""
+    if not service.trouble:
+        return ""
+    if not service.is_silent:
+        return f"{service.name}: {service.trouble}"
+    if service.silent_s is None:
+        since = f"since it was started {service.age_s:.0f} s ago"
+    else:
+        since = f"for {service.silent_s:.0f} s"
+    return f"{service.name} has shown no sign of life {since}: {service.trouble}"
 
 
 def _find_crashing(run: RunSnapshot) -> Iterable[AlarmFinding]:

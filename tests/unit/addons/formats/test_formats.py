@@ -9,8 +9,9 @@ import pytest
 
 from astraflow.addons.formats.derive import TemplateReport, call_format, examine_template
 from astraflow.addons.formats.readers import FORMATS, calls_in_any_format
+from astraflow.addons.formats.unread import is_unread
 from astraflow.types.model_text import without_reasoning
-from astraflow.workflows.calls import CALL_PARSERS, ToolCall, is_unread, offered_calls
+from astraflow.workflows.calls import CALL_PARSERS, ToolCall, offered_calls
 from drivers.call_templates import CALL_TEMPLATES, SCHEMA, make_messages, mutated_call_problems
 
 TOOLS = {"search": SCHEMA, "look_up": SCHEMA}
