@@ -65,6 +65,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _AS_IN_TRAINING = EvalOverrides()
+_CLOSE_S = 10.0  # for a workflow to close what it has opened
 _MAX_MESSAGE = 2_000
 """Number of characters of an error message that are sent to the dataflow; the log has the whole message."""
 
@@ -218,7 +219,7 @@ class EpisodeRunner:
             if self._gateway is not None:
                 closing.push_async_callback(self._gateway.close)
             for workflow in reversed(self._open_workflows()):
-                closing.push_async_callback(workflow.close)
+                closing.push_async_callback(_close_in_time, workflow)
 
     def _open_workflows(self) -> list[OpenWorkflow]:
         workflows = [self._workflow, *[overrides.workflow for overrides in self._evaluation.values()]]
@@ -423,6 +424,14 @@ class _TimedTask(ScoredTask):
             for name, value in score.parts.items():
                 values.setdefault(name, []).append(value)
         return tuple([MetricItem(name, sum(parts) / len(parts)) for name, parts in values.items()])
+
+
+async def _close_in_time(workflow: OpenWorkflow) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await workflow.close()
+    except TimeoutError as err:
+        raise DeadlineError(f"the workflow {workflow!r:.200} did not close within {_CLOSE_S:g} s") from err
 
 
 def _is_cancelled() -> bool:

@@ -664,6 +664,23 @@ async def test_a_workflow_that_fails_to_close_does_not_keep_others_open() -> Non
     assert not other.is_open
 
 
+async def test_a_workflow_that_never_closes_does_not_keep_others_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Hanging(WithResource):
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("astraflow.rollout.runner._CLOSE_S", 0.05)
+    other = WithResource()
+    evaluation = {"test": EvalOverrides(workflow=other)}
+    async with asyncio.timeout(10):
+        with pytest.raises(DeadlineError, match=r"Hanging object .* did not close within 0\.05 s"):
+            async with EpisodeRunner({}, Hanging(), exact, evaluation=evaluation):
+                assert other.is_open
+    assert not other.is_open
+
+
 def exit_code(pid: int) -> int:
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
