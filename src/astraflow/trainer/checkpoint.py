@@ -136,7 +136,10 @@ class CheckpointStore:
             final.rename(replaced)
         staged.path.rename(final)
         self._sync(self.folder)
-        for path in (*self._finished_folders()[: -self._keep], *self.folder.glob(f"{_REPLACED}*")):
+        old = [*self._finished_folders()[: -self._keep], *self.folder.glob(f"{_REPLACED}*")]
+        # A trainer that was killed may have left an earlier one, and was restarted with other steps.
+        old += [path for path in self.folder.glob(f"{_STAGED}*") if path.name < staged.path.name]
+        for path in old:
             shutil.rmtree(path)
         return Checkpoint(final, staged.step)
 

@@ -104,6 +104,13 @@ def test_what_a_killed_trainer_staged_is_overwritten(tmp_path: Path) -> None:
     assert sorted(p.name for p in path.iterdir()) == sorted([RECORD_FILE, "model", "state"])
 
 
+def test_what_a_killed_trainer_staged_goes_with_the_next_checkpoint_of_another_step(tmp_path: Path) -> None:
+    for step in (2, 9):
+        make_store(tmp_path).stage(step, lambda folder: fill(folder, "left over"))
+    assert write(make_store(tmp_path), 3).is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".staged-00000009", "step-00000003"]
+
+
 @pytest.mark.parametrize("damage", ["record gone", "file gone", "file cut", "file changed", "record cut"])
 def test_a_torn_checkpoint_is_set_aside(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
