@@ -24,7 +24,6 @@ __all__ = [
     "folder_prints_date",
     "prints_date",
     "readable_args",
-    "special_tokens",
     "template_environment",
     "template_texts",
     "with_date",
@@ -123,16 +122,6 @@ def with_date(template: Any, date: str) -> Any:
     filters = "".join(f" | replace({_literal(form)}, {_literal(day.strftime(form))})" for form in forms)
     macro = f"{{{{ form | replace('%%', '\0'){filters} | replace('\0', '%') }}}}"
     return f"{{% macro strftime_now(form) %}}{macro}{{% endmacro %}}{template}"
-
-
-def special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens that templates print, by their names. Raises: DataError if a file isn't JSON."""
-    tokens: dict[str, str] = {}
-    for key, value in json_object(folder / "tokenizer_config.json").items():
-        text = cast("dict[str, object]", value).get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(text, str):  # `add_bos_token` is a bool
-            tokens[key] = text
-    return tokens
 
 
 def template_texts(folder: Path) -> dict[str, str]:

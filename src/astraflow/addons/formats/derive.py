@@ -6,21 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from astraflow.addons.formats.readers import FORMATS
 from astraflow.errors import DataError
-from astraflow.models.chat_template import (
-    readable_args,
-    special_tokens,
-    template_environment,
-    template_texts,
-)
+from astraflow.models.chat_template import readable_args, template_environment, template_texts
 from astraflow.models.template_limits import within_limit
 from astraflow.types.model_text import without_reasoning
+from astraflow.user_input.user_files import json_object
 from astraflow.workflows.calls import CALL_PARSERS, FormatName
 
-__all__ = ["TemplateReport", "call_format", "examine_template"]
+__all__ = ["TemplateReport", "call_format", "examine_template", "special_tokens"]
 
 _Render: TypeAlias = Callable[..., str]
 """Renders messages. `tools`: whether with the tool; `is_open`: whether with the opening of the next reply."""
@@ -170,3 +166,13 @@ def _drops_reasoning(render: _Render) -> bool:
         return _REPLY not in render(_USER, reply, _USER, tools=False)
     except DataError:
         return False
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that templates print, by their names. Raises: DataError if a file isn't JSON."""
+    tokens: dict[str, str] = {}
+    for key, value in json_object(folder / "tokenizer_config.json").items():
+        text = cast("dict[str, object]", value).get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):  # `add_bos_token` is a bool
+            tokens[key] = text
+    return tokens

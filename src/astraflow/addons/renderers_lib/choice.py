@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from astraflow.addons.formats.derive import special_tokens
 from astraflow.errors import ConfigError, DataError
-from astraflow.models.chat_template import special_tokens, template_environment, template_texts
+from astraflow.models.chat_template import template_environment, template_texts
 from astraflow.models.template_limits import within_limit
 from astraflow.user_input.extras import install_command
 from astraflow.user_input.own_code import error_text
