@@ -75,6 +75,10 @@ class ViewedRuns:
 
     def get(self, name: str) -> ViewedRun | None:
         """Returns the run with a name; None if there is none."""
+        with self._lock:
+            known = next((run for run in self._runs.values() if run.name == name), None)
+        if known is not None and os.path.isdir(known.folder.path):
+            return known  # without a look at all folders, which may be many, and far away
         return next((run for run in self.all() if run.name == name), None)
 
     def close(self) -> None:

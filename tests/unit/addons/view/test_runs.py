@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -19,4 +20,27 @@ def test_many_folders_that_cannot_be_read_hide_no_good_run(
     good.save_record(RunRecord(name="good", state="finished"))
     shown = ViewedRuns([tmp_path])
     assert {run.name for run in shown.all()} == {"good", "bad-0", "bad-1"}
+    shown.close()
+
+
+def test_a_run_that_is_known_is_found_without_a_look_at_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for idx in range(50):
+        (tmp_path / f"run-{idx}" / "journal").mkdir(parents=True)
+    shown = ViewedRuns([tmp_path])
+    known = shown.get("run-7")
+    resolved: list[object] = []
+    resolve = os.path.realpath
+
+    def count(path: Path) -> str:
+        resolved.append(path)
+        return resolve(path)
+
+    monkeypatch.setattr(os.path, "realpath", count)
+    assert shown.get("run-7") is known is not None
+    assert resolved == []
+    (tmp_path / "run-7" / "journal").rmdir()
+    (tmp_path / "run-7").rmdir()
+    assert shown.get("run-7") is None
     shown.close()
