@@ -227,12 +227,23 @@ def _instance_method(target: Callable[..., object]) -> Callable[..., object]:
         return target
     # Not `target.__call__`: without such a method, it would be that of `type`, which makes instances.
     methods = (vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base))
-    return next(methods, target)
+    return next(methods)
+
+
+def _load(config: Use, where: str) -> Callable[..., Any]:
+    """Loads a function, or a class whose instances can be called. Raises: ConfigError."""
+    target = load_component(config, where=where)
+    if isinstance(target, type) and not any("__call__" in vars(base) for base in target.__mro__):
+        raise ConfigError(
+            f"{where}.use = {config.use!r} is a class whose instances can't be called; give it the method "
+            "`def __call__(self, task, text)`, or name a function"
+        )
+    return target
 
 
 def make_own_reward(config: Use, *, where: str) -> OwnReward:
     """Loads the function. `where`: its place in the recipe. Raises: ConfigError."""
-    target = load_component(config, where=where)
+    target = _load(config, where)
     if not isinstance(target, type):
         return OwnReward(target, config.args, _form_of(config))
     return OwnReward(cast("Callable[..., object]", target(**config.args)), {}, _form_of(config))
@@ -244,7 +255,7 @@ def check_own_reward(config: Use, columns: Collection[str] | None, *, where: str
     `columns`: the source's columns; None if they are not known.
     Raises: ConfigError that names the parameter and the nearest column, or the form that the function has.
     """
-    target = load_component(config, where=where)
+    target = _load(config, where)
     form = _form_of(config)
     parameters = _read_parameters(target)
     _check_form(config, parameters, where)

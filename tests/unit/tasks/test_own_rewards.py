@@ -57,6 +57,11 @@ class Near:
         return -abs(int(text) - int(task.answer)) / self._scale
 
 
+class Uncallable:
+    def score(self, task: Task, text: str) -> float:
+        return 1.0
+
+
 class Nearer(Near):
     """Inherits its `__call__`."""
 
@@ -210,6 +215,11 @@ def test_an_own_reward_is_not_asked_for_an_answer_that_is_only_in_the_reasoning(
 
 def test_a_class_is_made_once_with_the_arguments() -> None:
     assert reward(own("Near", args={"scale": 4}))(TASK, "7") == -0.5
+
+
+def test_a_class_whose_instances_cannot_be_called_is_named_before_it_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"Uncallable' is a class whose instances can't be called"):
+        reward(own("Uncallable"))
 
 
 def test_a_class_may_inherit_its_call(tmp_path: Path) -> None:
@@ -487,6 +497,7 @@ def test_a_judge_that_does_not_answer_is_asked_again() -> None:
         (own("compute_score"), [], r"has the parameter 'solution_str'.*write \{name: verl, use: "),
         ({**own("by_level"), "name": "verl"}, [], r"has no parameter 'solution_str', so it does not have"),
         (own("SEEN"), [], "has the type list, which cannot be called"),
+        (own("Uncallable"), [], "is a class whose instances can't be called; give it .*__call__"),
         (
             {**own("trl_needs_the_trainer"), "name": "trl"},
             [],
