@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 REASONING_TAGS = {
-    "<think>": "</think>",
-    "<thinking>": "</thinking>",
+    **{
+        f"<{name}>": f"</{name}>" for name in ("think", "thinking", "seed:think", "mm:think", "longcat_think")
+    },
     "[THINK]": "[/THINK]",
-    "<seed:think>": "</seed:think>",
     "<|channel>thought": "<channel|>",
     "<|START_THINKING|>": "<|END_THINKING|>",
     "◁think▷": "◁/think▷",

@@ -118,6 +118,8 @@ TO_FIND = "<|start|>assistant to=functions.find<|channel|>commentary json<|messa
     ("text", "reasoning", "reply"),
     [
         ("<seed:think>hm</seed:think>5", "hm", "5"),
+        ("<mm:think>hm</mm:think>5", "hm", "5"),
+        ("<longcat_think>\nhm\n</longcat_think>\n5", "\nhm\n", "5"),
         ("<|channel>thought\nhm\n<channel|>5", "\nhm\n", "5"),
         ("hm<channel|>5", "hm", "5"),
         ("<|START_THINKING|>hm<|END_THINKING|>5", "hm", "5"),
