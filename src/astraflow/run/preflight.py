@@ -37,7 +37,7 @@ from astraflow.recipe.sources import OpenSources, named_sources, open_source, so
 from astraflow.recipe.trackers import check_tracker
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
 from astraflow.run.checks import Check, Examined, Finding, Phase, make_checks
-from astraflow.tasks.config import RewardConfig, TaskSourceConfig, judges_of
+from astraflow.tasks.config import RewardConfig, TasksConfig, TaskSourceConfig, judges_of
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import tasks_to_check
@@ -379,7 +379,7 @@ def _check_answers(examined: Examined) -> None:
 
 def _check_fits_workflow(examined: Examined) -> None:
     recipe = examined.recipe
-    sections = {"": (recipe.workflow, recipe.tasks)}
+    sections: dict[str, tuple[WorkflowConfig, TasksConfig]] = {"": (recipe.workflow, recipe.tasks)}
     for name, rule in eval_rules(recipe).items():
         if rule.workflow is not None or rule.tasks is not None:
             own = workflow_of(recipe.eval.sets[name], recipe), rule.tasks or recipe.tasks
