@@ -326,6 +326,16 @@ def test_a_test_writer_needs_a_reward_that_runs_its_cases(folder: Path) -> None:
         check_recipe(coding(folder, extract="boxed"))
 
 
+def test_a_test_writer_of_an_evaluation_set_needs_a_reward_that_runs_its_cases(folder: Path) -> None:
+    tasks = coding(folder).tasks.model_dump(mode="json")
+    source = tasks["sources"]["train"]
+    held = {"source": source, "workflow": {"name": "code_and_test"}, "reward": {"name": "exact"}}
+    with pytest.raises(
+        ConfigError, match=r"eval\.sets\.held: the workflow code_and_test .*use {name: code_tests}"
+    ):
+        check_recipe(make_recipe(folder, tasks=tasks, eval={"sets": {"held": held}}))
+
+
 def test_a_test_writer_needs_a_right_program_for_each_task(folder: Path) -> None:
     with pytest.raises(DataError, match=r"sources\.train: task train/0 has no .*reference"):
         check_recipe(coding(folder, answer=""))
