@@ -206,8 +206,8 @@ class TextCraft(InteractiveEnvironment):
         """
         if max_turns < 1 or max_others < 0 or not 0 < heldout_frac < 1:
             raise ConfigError(
-                f"max_turns = {max_turns}, max_others = {max_others}, heldout_frac = {heldout_frac}: expected "
-                "at least 1, at least 0, and a share between 0 and 1"
+                f"max_turns = {max_turns}, max_others = {max_others}, heldout_frac = {heldout_frac}: "
+                "expected at least 1, at least 0, and a share between 0 and 1"
             )
         self._folder = Path(path)
         self._max_turns = max_turns

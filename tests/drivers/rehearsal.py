@@ -176,8 +176,8 @@ def fixture_overrides(path: Path, models: Path, tasks: Path) -> dict[str, Any]:
 
 
 def write_tasks(folder: Path) -> None:
-    """Writes task folders as Terminal-Bench has them: an image, limits, and a long instruction; and, in a folder
-    next to them, Minecraft's recipes."""
+    """Writes task folders as Terminal-Bench has them: an image, limits, and a long instruction.
+    A folder next to them gets Minecraft's recipes."""
     write_minecraft(folder.with_name("minecraft"))
     for idx in range(_NUM_FOLDERS):
         files = folder_of(make_errand(random.Random(idx)), f"errand-{idx}")
