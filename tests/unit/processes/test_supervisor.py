@@ -8,9 +8,9 @@ import pytest
 
 from astraflow.errors import ServiceError
 from astraflow.processes.supervisor import USER_ERROR_CODE, Supervisor
-from astraflow.service.restarts import RETIRED_CODE
 from astraflow.protocols import MACHINE_LOST, ProcessLife, ProcessSpec
 from astraflow.service.memory import MemoryReading, MemoryRecord
+from astraflow.service.restarts import RETIRED_CODE
 from drivers.launcher_fakes import FakeLauncher, FakeProcess
 
 

@@ -86,7 +86,7 @@ async def _retire(client: DataflowClient, worker: WorkerStatus, wait_s: float) -
             num_leases = there[0].num_leases
         if time.monotonic() >= deadline_s:
             raise ServiceError(
-                f"{worker.name} was asked to leave and still runs {num_leases} episodes after {wait_s:g} s; it "
-                "leaves when they end, so repeat the command with a larger --wait-s"
+                f"{worker.name} was asked to leave and still runs {num_leases} episodes after {wait_s:g} s; "
+                "it leaves when they end, so repeat the command with a larger --wait-s"
             )
         await asyncio.sleep(_EVERY_S)
