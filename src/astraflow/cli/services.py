@@ -110,7 +110,7 @@ def rank(
     run_rank(run_dir, policy=policy, url=url, rank=rank, link=link)
 
 
-def join(
+def join(  # size: one parameter per option, each with its help
     url: Annotated[str, typer.Argument(help="Base URL of a dataflow.", metavar="URL")],
     overrides: Annotated[
         list[str] | None,
