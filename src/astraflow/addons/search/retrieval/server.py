@@ -32,7 +32,15 @@ from astraflow.service.server import HttpServer, TokenAuth
 from astraflow.types import Item
 from astraflow.user_input.user_files import read_token
 
-__all__ = ["RemoteIndex", "index_app", "serve_index"]
+__all__ = [
+    "FoundDocument",
+    "IndexSize",
+    "RemoteIndex",
+    "SearchReply",
+    "SearchRequest",
+    "index_app",
+    "serve_index",
+]
 
 _log = logging.getLogger(__name__)
 
