@@ -29,6 +29,7 @@ from astraflow.types import GenerateRequest, Generation, Task
 from astraflow.user_input.yaml_files import load_mapping
 from astraflow.workflows.factory import make_workflow
 from drivers.docs_driver import tool
+from drivers.minecraft_files import write_minecraft
 from drivers.system_driver import ROOT
 
 __all__ = ["TEMPLATES", "Asked", "fixture_overrides", "rehearse", "write_model_folders", "write_tasks"]
@@ -162,6 +163,9 @@ def fixture_overrides(path: Path, models: Path, tasks: Path) -> dict[str, Any]:
             found[f"{where}.folder"] = str(ROOT / "recipes" / "fixtures" / section["dataset"])
     if "bench" in mapping["tasks"].get("environments", {}):
         found["tasks.environments.bench.args.path"] = str(tasks)
+    craft = mapping["tasks"].get("environments", {}).get("craft", {"args": {}})
+    if "path" in craft["args"]:
+        found["tasks.environments.craft.args.path"] = str(tasks.with_name("minecraft"))
     workflow = mapping.get("workflow", {})
     if workflow.get("name") == "search":
         reader = "astraflow.addons.search.retrieval.documents:read_documents"
@@ -172,7 +176,9 @@ def fixture_overrides(path: Path, models: Path, tasks: Path) -> dict[str, Any]:
 
 
 def write_tasks(folder: Path) -> None:
-    """Writes task folders as Terminal-Bench has them: an image, limits, and a long instruction."""
+    """Writes task folders as Terminal-Bench has them: an image, limits, and a long instruction.
+    A folder next to them gets Minecraft's recipes."""
+    write_minecraft(folder.with_name("minecraft"))
     for idx in range(_NUM_FOLDERS):
         files = folder_of(make_errand(random.Random(idx)), f"errand-{idx}")
         toml = 'version = "1.0"\n[metadata]\ndifficulty = "hard"\n[verifier]\ntimeout_sec = 3600.0\n'

@@ -19,7 +19,8 @@ from drivers.system_driver import ROOT
 
 pytestmark = pytest.mark.timeout(120)
 
-_PAIRS = r"math/|[\w-]+/(1\.7b|2b)(-(?!1gpu)\w+)?$|.*nodes"
+_PAIRS = r"math/|(?!agentbench)[\w-]+/(1\.7b|2b)(-(?!1gpu)\w+)?$|.*nodes"
+"""Those of AgentBench need its server: tests/unit/examples/test_server_recipes.py."""
 NAMES = [entry.name for entry in full_recipes() if re.match(_PAIRS, entry.name)]
 _ELSEWHERE = (
     "needs a GPU",

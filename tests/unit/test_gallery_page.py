@@ -40,11 +40,14 @@ def shown(name: str = "search/tiny", **changes: object) -> gallery.Shown:
 
 @pytest.mark.parametrize(("rl_s", "missed"), [(179.0, []), (181.0, ["RL took 181 s > 180 s"])])
 def test_a_game_may_take_longer(rl_s: float, missed: list[str]) -> None:
-    assert shown("alfworld/tiny", evals={"score_mean": (0.3, 0.86)}, rl_s=rl_s, wall_s=359.0).missed == missed
+    assert (
+        shown("alfworld-like/tiny", evals={"score_mean": (0.3, 0.86)}, rl_s=rl_s, wall_s=359.0).missed
+        == missed
+    )
 
 
 def test_the_page_says_how_an_expert_and_a_random_player_do() -> None:
-    text = gallery.page_text([shown("alfworld/tiny"), shown()])
+    text = gallery.page_text([shown("alfworld-like/tiny"), shown()])
     assert "\nExpert: 1.000 of 1,000 held-out tasks" in text
     assert text.count("\nRandom player: 0.0") == 1
 

@@ -110,7 +110,7 @@ def rank(
     run_rank(run_dir, policy=policy, url=url, rank=rank, link=link)
 
 
-def join(
+def join(  # size: one parameter per option, each with its help
     url: Annotated[str, typer.Argument(help="Base URL of a dataflow.", metavar="URL")],
     overrides: Annotated[
         list[str] | None,
@@ -146,8 +146,11 @@ def join(
     if peer and url.startswith("https:"):
         raise ConfigError("--peer serves plain HTTP, and this run uses HTTPS; leave --peer out")
     trust(ca_file)
+    from astraflow.processes.program import PRIVATE_VARIABLE
     from astraflow.processes.rollout_process import run_rollout_service
 
+    # The files and folders that the launcher hides from agent programs.
+    hidden = os.environ.get(PRIVATE_VARIABLE, "").split(os.pathsep)
     main = partial(
         run_rollout_service,
         url=url,
@@ -157,17 +160,9 @@ def join(
         cache=cache,
         peer=peer,
         overrides=tuple(overrides or ()),
-        private=(*_private(), *([token_file] if token_file else [])),
+        private=(*(Path(path) for path in hidden if path), *([token_file] if token_file else [])),
     )
     run_as(name or "rollout", main)
-
-
-def _private() -> tuple[Path, ...]:
-    """Returns the files and folders that the launcher hides from agent programs."""
-    from astraflow.processes.program import PRIVATE_VARIABLE
-
-    paths = os.environ.get(PRIVATE_VARIABLE, "").split(os.pathsep)
-    return tuple(Path(path) for path in paths if path)
 
 
 def run_as(name: str, main: "Callable[[asyncio.Event], Awaitable[int]]") -> None:

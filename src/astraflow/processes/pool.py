@@ -1,7 +1,6 @@
 """The pool: the rollout services of a run. Here, their number stays the same.
 
-A pool that sizes itself (`cluster.max_services`) is a subclass of `Pool` in the add-on `pool`. So is the pool
-of the add-on `lending`, whose trainers lend their devices (`cluster.lend`).
+Add-ons have subclasses: `pool` one that sizes itself, and `lending` one whose trainers lend their devices.
 """
 
 from collections.abc import Callable, Sequence

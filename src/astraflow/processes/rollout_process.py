@@ -35,6 +35,7 @@ from astraflow.rollout.waiting import run_unless
 from astraflow.service.client import ServiceClient
 from astraflow.service.loopback import is_loopback
 from astraflow.service.process import settle_memory
+from astraflow.service.restarts import RETIRED_CODE
 from astraflow.types import Fingerprints, Manifest, RunInfo
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.addresses import url_host
@@ -58,13 +59,12 @@ async def run_rollout_service(
     overrides: tuple[str, ...] = (),
     private: tuple[Path, ...] = (),
 ) -> int:
-    """Generates episodes for the run at `url` until the run ends or `stop`.
+    """Generates episodes for the run at `url` until the run ends or `stop`. Returns the exit code.
 
     `peer`: as in `astraflow join --peer`. `overrides` change the `rollout` section for this service. Agent
     programs can't see the files in `private`.
 
-    Raises: ConfigError if the run needs a module that `allow` does not name; RefusedError if the dataflow
-    refuses this service; UnavailableError if it does not answer.
+    Raises: ConfigError if `allow` lacks a module that the run needs; RefusedError; UnavailableError.
     """
     client = ServiceClient(url, token=token)
     try:
@@ -77,7 +77,7 @@ async def run_rollout_service(
         peer = await _choose_peer(peer, url, recipe)
         make_folder = partial(tempfile.TemporaryDirectory, prefix="astraflow-")
         with make_folder() if cache is None else contextlib.nullcontext(cache) as folder:
-            await run_rollout(
+            is_retired = await run_rollout(
                 link,
                 stop,
                 recipe.model_copy(update={"rollout": own_rollout(recipe, overrides)}),
@@ -91,7 +91,7 @@ async def run_rollout_service(
             )
     finally:
         await client.close()
-    return 0
+    return RETIRED_CODE if is_retired else 0
 
 
 async def run_rollout(
@@ -106,8 +106,8 @@ async def run_rollout(
     token: str = "",
     peer: str = "",
     private: tuple[Path, ...] = (),
-) -> None:
-    """Serves a run until it ends or `stop` is set.
+) -> bool:
+    """Serves a run until it ends or `stop` is set. Returns whether the dataflow asked the service to leave.
 
     `token`: sent to sources of weights that require one. `peer`: address at which this service offers its
     weights to others; empty: none. `private`: what agents must not see.
@@ -122,7 +122,7 @@ async def run_rollout(
         _open_receiver(cache_dir, peer, token, recipe.weights.max_upload_mb_s) as (receiver, peer_url),
         _preload_engine(receiver, rollout.engine) as weights,
     ):
-        await RolloutService(
+        return await RolloutService(
             link,
             name=name,
             policies=run_info.policies,

@@ -31,7 +31,7 @@ from astraflow.protocols import MACHINE_LOST, Launcher, ProcessLife, ProcessSpec
 from astraflow.recipe.service_state import TROUBLE_AFTER_S, ServiceState
 from astraflow.rollout.waiting import wait_for_any
 from astraflow.service.memory import MemoryRecord
-from astraflow.service.restarts import SIGKILL_CODES, Backoff, code_text, last_lines
+from astraflow.service.restarts import RETIRED_CODE, SIGKILL_CODES, Backoff, code_text, last_lines
 
 __all__ = ["USER_ERROR_CODE", "Supervisor"]
 
@@ -47,8 +47,7 @@ _KILLED = (
 )
 _LOST = "its machine was lost"
 _LATE_NEWS_S = 5.0
-"""A process may end this long before the supervisor's owner learns that the work was done. The owner asks the
-dataflow twice per second, and the answer may take a while."""
+"""A process may end this long before the supervisor's owner, who asks twice per second, learns why."""
 
 
 @dataclass(slots=True)
@@ -72,7 +71,7 @@ class _Watched:
     """The memory that it used when it was last looked at, if it is on this machine."""
     has_worked: bool = False
     is_retired: bool = False
-    """It isn't restarted, and is forgotten when it has ended."""
+    """It isn't restarted, and is forgotten when it has ended: `retire` or its exit code said so."""
 
 
 class Supervisor:
@@ -82,7 +81,7 @@ class Supervisor:
     `await supervisor.stop()`.
 
     Call `note_done` when a process that ends with the run has done its work. If such a process ends before
-    that, it counts as crashed, whatever its exit code. `first_backoff_s`: delay before the first restart.
+    that, it counts as crashed, unless it was asked to leave. `first_backoff_s`: before the first restart.
     """
 
     def __init__(
@@ -222,13 +221,14 @@ class Supervisor:
         try:
             while not each.stop.is_set():
                 code = await self._run_once(each)
-                if each.stop.is_set():
+                each.is_retired |= code == RETIRED_CODE
+                if each.stop.is_set() or each.is_retired:
                     self._set(each, state="stopped", exit_code=code)
-                elif code == 0 and each.spec.ends_with_run and await self._is_done(each):
+                    break
+                if code == 0 and each.spec.ends_with_run and await self._is_done(each):
                     self._set(each, state="ended", exit_code=code)
                     return
-                else:
-                    await self._wait_for_restart(each, code)
+                await self._wait_for_restart(each, code)
             if each.is_retired:
                 del self._watched[each.spec.name]
                 self._on_change()

@@ -202,17 +202,20 @@ class RolloutService:
         """What the lease loop waits for, as the status reports it."""
         self._speed = _SpeedMeter()
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serves the run. Raises: the error that made the service fail, but never that of an episode."""
+    async def run(self, stop: asyncio.Event) -> bool:
+        """Serves the run. Returns whether it was asked to leave. Raises: why it failed, if it did."""
         try:
             if await run_unless(self._membership.join(), stop) is None:
-                return
+                return False
             async with asyncio.TaskGroup() as group:
                 loops = [group.create_task(loop, name=name) for name, loop in self._loops(group)]
                 await wait_for_any(stop, self._end.is_over, self._end.is_draining, self._end.is_broken)
+                # Read now: a heartbeat after the goodbye also says that the service leaves.
+                was_asked = self._end.is_draining.is_set() and not stop.is_set()
                 await self._leave(loops, self._end.is_broken if self._end.is_broken.is_set() else stop)
             if self._end.is_broken.is_set() and not self._end.is_over.is_set():
                 raise self._end.failure
+            return was_asked
         except ExceptionGroup as failures:
             raise first_error(failures) from failures
         finally:

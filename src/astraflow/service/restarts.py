@@ -9,10 +9,13 @@ from pathlib import Path
 
 from astraflow.service.memory import MemoryRecord
 
-__all__ = ["SIGKILL_CODES", "Backoff", "code_text", "end_text", "last_lines"]
+__all__ = ["RETIRED_CODE", "SIGKILL_CODES", "Backoff", "code_text", "end_text", "last_lines"]
 
 SIGKILL_CODES = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Exit codes of a process that SIGKILL ended. A shell or a container reports the second."""
+
+RETIRED_CODE = 90
+"""Exit code of a rollout service that left because the dataflow asked it to. It isn't started again."""
 
 _TAIL_BYTES = 65_536
 """Size of the end of a log in which `last_lines` looks. A whole log may have gigabytes."""

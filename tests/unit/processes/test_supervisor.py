@@ -10,6 +10,7 @@ from astraflow.errors import ServiceError
 from astraflow.processes.supervisor import USER_ERROR_CODE, Supervisor
 from astraflow.protocols import MACHINE_LOST, ProcessLife, ProcessSpec
 from astraflow.service.memory import MemoryReading, MemoryRecord
+from astraflow.service.restarts import RETIRED_CODE
 from drivers.launcher_fakes import FakeLauncher, FakeProcess
 
 
@@ -316,6 +317,20 @@ async def test_a_process_may_be_added_and_one_that_is_retired_is_forgotten(tmp_p
     async with asyncio.timeout(5):
         await running
     assert supervisor.states == ()
+
+
+async def test_a_process_that_was_asked_to_leave_is_not_restarted_and_forgotten(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    supervisor = Supervisor(launcher, [make_spec(tmp_path, "first"), make_spec(tmp_path, "second")])
+    running = asyncio.create_task(supervisor.run())
+    await launcher.running.wait()
+    await asyncio.sleep(0)
+    launcher.processes[0].end(RETIRED_CODE)
+    await supervisor.wait_for_end(["first"])
+    assert [(state.name, state.state) for state in supervisor.states] == [("second", "running")]
+    assert launcher.started == ["first", "second"]
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_a_retired_process_is_ended_with_all_others(tmp_path: Path) -> None:

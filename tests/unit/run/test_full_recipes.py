@@ -28,7 +28,11 @@ FULL = [name for name in ALL if name.startswith("math/") or "/1.7b" in name or "
 """Each family at two sizes, and each size of one family."""
 FULL = [name for name in FULL if name.startswith("math/") or not ("-1gpu" in name or "-80gb" in name)]
 FAMILIES = {
+    "adapt-textcraft",
+    "agentbench-alfworld",
+    "agentbench-webshop",
     "alfworld",
+    "alfworld-like",
     "code",
     "code-multi-agent",
     "deepdive",
@@ -40,10 +44,12 @@ FAMILIES = {
     "terminal",
     "terminal-bench",
     "textcraft",
+    "textcraft-like",
     "webshop",
+    "webshop-like",
 }
-WORLDS = ("alfworld", "deepdive", "terminal", "textcraft", "webshop")
-"""Families whose tasks are generated."""
+WORLDS = ("agentbench", "alfworld", "deepdive", "terminal", "textcraft", "webshop")
+"""Families whose tasks are generated, or come from a server."""
 PROTOTYPE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prototype.toml").read_text())
 OWN = {"terminal": {"train_batch_size": 256, "lr": 5e-6, "m2_threshold": 0.004}}
 """Settings of the families that the prototype doesn't have."""
@@ -188,7 +194,7 @@ def test_missing_data_name_the_command_that_gets_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = recipe_of(name, model="tiny")
-    with pytest.raises(DataError, match=r"not prepared .* `astraflow data prepare [\w-]+ --out"):
+    with pytest.raises(DataError, match=r"not prepared .* `astraflow data prepare [\w-]+ --out|: git clone "):
         open_sources(recipe)
 
 
@@ -216,6 +222,15 @@ def test_both_sizes_are_one_recipe_in_small(name: str) -> None:
     """So that a run of the one at `scale=smoke` is a run of the other."""
     other = name.replace("/8b-80gb", "/1.7b").replace("/8b", "/1.7b")
     assert mapping_of(recipe_of(name, **SMOKE), "name") == mapping_of(recipe_of(other, **SMOKE), "name")
+
+
+@pytest.mark.parametrize("name", ["alfworld", "webshop", "textcraft"])
+def test_the_old_name_of_a_look_alike_is_the_same_recipe(name: str) -> None:
+    """`tiny` also resumes: its modules and the run's name are what they were."""
+    for size in ("8b", "tiny"):
+        old, new = recipe_of(f"{name}/{size}"), recipe_of(f"{name}-like/{size}")
+        assert mapping_of(old, "name") == mapping_of(new, "name")
+    assert recipe_of(f"{name}/tiny").name == name
 
 
 def test_smoke_plays_easy_tasks_of_the_same_environment() -> None:

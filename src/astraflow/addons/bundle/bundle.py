@@ -2,11 +2,12 @@
 
     wheels/            the packages that are installed here, as wheels (`packed_wheels`)
     requirements.txt   their versions
+    wheels-vllm/ ...   the same of the inference server's own environment, if the services start one
     models/ data/      the models of the policies, and the files and folders that the recipe reads
     modules            the user's modules that the recipe names, at the same relative paths
     recipe.yaml        the resolved recipe; its paths are relative to the bundle's folder
     checksums.txt      checksums of all other files, in the format of `sha256sum -c`
-    install            a shell script: compares the checksums, creates an environment, and installs into it
+    install            a shell script: compares the checksums, creates environments, and installs into them
 
 The other machine needs the same platform and Python version, which `install` checks.
 """
@@ -15,7 +16,7 @@ import json
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from importlib.metadata import Distribution, metadata, packages_distributions
+from importlib.metadata import metadata, packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from astraflow.addons.bundle.bundle_files import (
     files_of,
     write_checksums,
 )
-from astraflow.addons.bundle.packed_wheels import needed_distributions, pack_wheel
+from astraflow.addons.bundle.packed_wheels import needed_distributions, pack_wheels
+from astraflow.addons.bundle.server_packages import Server, bundled_server
 from astraflow.config import Config, dump_yaml, parse_config
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.hub import is_hub_name, model_path, split_revision
@@ -37,7 +39,7 @@ from astraflow.user_input.new_folder import is_free, new_folder
 from astraflow.user_input.own_sources import own_files
 from astraflow.user_input.user_files import is_there
 
-__all__ = ["bundled", "write_bundle"]
+__all__ = ["bundled", "install_script", "write_bundle"]
 
 _JsonMap = dict[str, Any]
 _PATH_KEYS = frozenset({"path", "folder"})
@@ -64,9 +66,15 @@ for line in (here / {checksums!r}).read_text(encoding="utf-8").split("\\n")[:-1]
     if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
         sys.exit("error: %s is missing or damaged; copy the bundle again" % file)
 CHECK
-"$python" -m venv "$environment"
-"$environment/bin/python" -m pip --isolated --disable-pip-version-check install --quiet --no-index \\
-    --no-deps --find-links "$here/wheels" -r "$here/requirements.txt"
+make_environment() {{
+    "$python" -m venv "$1"
+    "$1/bin/python" -m pip --isolated --disable-pip-version-check install --quiet --no-index --no-deps \\
+        --find-links "$here/wheels$2" -r "$here/requirements$2.txt"
+}}
+make_environment "$environment" ""
+for server in {servers}; do
+    make_environment "$here/.venv-$server" "-$server"
+done
 echo "installed; next: cd $here && $environment/bin/astraflow run recipe.yaml"
 """
 
@@ -84,7 +92,8 @@ def write_bundle(
     """
     if out.is_symlink() or not is_free(out):
         raise DataError(f"{out} exists and is not an empty folder; choose another one")
-    moved, copies = bundled(recipe)
+    server = bundled_server(recipe)
+    moved, copies = bundled(recipe, server)
     files = {place: files_of(source) for place, source in copies.items()}
     for source in copies.values():
         if out.resolve().is_relative_to(source.resolve()):
@@ -94,19 +103,27 @@ def write_bundle(
         for place, contents in files.items():
             tell(f"copying {copies[place]}")
             copy_files(contents, building / place)
-        _pack(distributions, building, tell)
+        tell(f"packing {len(distributions)} installed packages")
+        pack_wheels(distributions, building)
+        if server is not None:
+            tell(f"packing {len(server.distributions)} packages of {server.name}")
+            pack_wheels(server.distributions, building, f"-{server.name}")
         (building / "recipe.yaml").write_text(dump_yaml(moved), encoding="utf-8")
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
         install = building / "install"
-        install.write_text(
-            _INSTALL.format(version=version, platform=sysconfig.get_platform(), checksums=CHECKSUMS)
-        )
+        install.write_text(install_script(server.name if server else ""))
         install.chmod(0o755)
         num_bytes = write_checksums(building)
     tell(f"{out}: {num_bytes / 1e6:.0f} MB; copy it, then there: sh {out.name}/install")
 
 
-def bundled(recipe: Recipe) -> tuple[Recipe, dict[str, Path]]:
+def install_script(server: str) -> str:
+    """Returns the script `install`. `server`: the name of the inference server; empty without one."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    platform = sysconfig.get_platform()
+    return _INSTALL.format(version=version, platform=platform, checksums=CHECKSUMS, servers=server)
+
+
+def bundled(recipe: Recipe, server: Server | None = None) -> tuple[Recipe, dict[str, Path]]:
     """Returns the recipe with the paths of a bundle, and the file or folder here of each of these paths.
 
     Raises: DataError or ConfigError if something that the recipe reads is missing or can't be bundled.
@@ -116,18 +133,9 @@ def bundled(recipe: Recipe) -> tuple[Recipe, dict[str, Path]]:
     for section in _READ_SECTIONS:
         _read_by(mapping[section], section, copies)
     copies |= _own_modules(recipe)
+    if server is not None:
+        mapping["rollout"]["engine"]["python"] = server.python
     return parse_config(mapping, Recipe, where="the bundle's recipe"), copies
-
-
-def _pack(distributions: Sequence[Distribution], to: Path, tell: Callable[[str], None]) -> None:
-    """Writes the wheels and the list of their versions."""
-    wheels = to / "wheels"
-    wheels.mkdir()
-    tell(f"packing {len(distributions)} installed packages")
-    for dist in distributions:
-        pack_wheel(dist, wheels)
-    versions = [f"{dist.name}=={dist.version}\n" for dist in distributions]
-    (to / "requirements.txt").write_text("".join(versions))
 
 
 def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:

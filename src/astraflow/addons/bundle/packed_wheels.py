@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 from astraflow.errors import DataError
 
-__all__ = ["needed_distributions", "pack_wheel"]
+__all__ = ["needed_distributions", "pack_wheel", "pack_wheels"]
 
 _OF_INSTALLERS = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 """Files that an installer writes to a dist-info folder."""
@@ -65,6 +65,20 @@ def _requirements(dist: Distribution, extra: str) -> list[Requirement]:
     """Returns what a distribution needs here: with one of its extras or, if `extra` is empty, without."""
     every = [Requirement(text) for text in dist.requires or ()]
     return [each for each in every if each.marker is None or each.marker.evaluate({"extra": extra})]
+
+
+def pack_wheels(distributions: Iterable[Distribution], to: Path, ending: str = "") -> None:
+    """Writes wheels into the folder `wheels` below a folder, and their versions into `requirements.txt`.
+
+    `ending`: of the names of both. Raises: as `pack_wheel`.
+    """
+    wheels = to / f"wheels{ending}"
+    wheels.mkdir()
+    lines: list[str] = []
+    for dist in distributions:
+        pack_wheel(dist, wheels)
+        lines.append(f"{dist.name}=={dist.version}\n")
+    (to / f"requirements{ending}.txt").write_text("".join(lines))
 
 
 def pack_wheel(dist: Distribution, to: Path) -> Path:

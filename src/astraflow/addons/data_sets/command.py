@@ -1,15 +1,16 @@
 """`astraflow data`: known data sets, prepared once into a folder that runs then read."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from astraflow.cli.command_group import AddedCommand
-from astraflow.cli.options import MOST
+from astraflow.cli.options import MOST, Port
 from astraflow.errors import ConfigError
 
-__all__ = ["DATA", "data", "index_documents", "list_data_sets", "prepare_data_sets"]
+__all__ = ["DATA", "data", "index_documents", "list_data_sets", "prepare_data_sets", "serve_documents"]
 
 data = typer.Typer(
     help="Prepare known data sets and search indexes for runs that download nothing.", no_args_is_help=True
@@ -129,6 +130,37 @@ def index_documents(
     settings = EncoderSettings(encoder, query_prefix, text_prefix, factory) if encoder else None
     manifest = build_index(file, out, encoder=settings, is_on_disk=on_disk, limit=limit, progress=print)
     print(f"{out}: {manifest.kind} index of {manifest.num_documents:,} documents ({manifest.library})")
+
+
+@data.command("serve")
+def serve_documents(
+    index: Annotated[Path, typer.Argument(help="Folder that `astraflow data index` wrote.", metavar="INDEX")],
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Port = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="File with the token that searches must show."),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file with a certificate: serve https.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+) -> None:
+    """Serve a search index over HTTP, for recipes with `index: {name: server, url: URL}`.
+
+    Rollout services then need neither the index nor its libraries.
+
+    Example: `astraflow data serve data/asearcher-index --host 10.0.0.5 --port 8500
+    --token-file search.token`.
+    """
+    from astraflow.addons.search.retrieval.server import serve_index
+    from astraflow.cli.services import run_as
+    from astraflow.user_input.user_files import read_token
+
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together")
+    tls = (str(tls_cert), str(tls_key)) if tls_cert and tls_key else None
+    token = read_token(token_file)
+    run_as("search", partial(serve_index, folder=index, host=host, port=port, token=token, tls=tls))
 
 
 DATA = AddedCommand(data, after="model")

@@ -104,6 +104,9 @@ class SizedPool(Pool):
             look = Look(note=self._note)
             self._note = ""
             return look
+        # Somebody else may have retired a service; the pool may start it again.
+        running = {service.name for service in supervisor.states}
+        self._services = [name for name in self._services if name in running]
         asked = self._end_leaving(status, supervisor)
         change = self._sizer.decide(self._clock(), status.scaling, self._states(status, supervisor))
         if change is None:

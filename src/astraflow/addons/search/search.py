@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, Self
 from pydantic import AfterValidator, Field
 
 from astraflow.addons.formats.unread import is_unread
-from astraflow.addons.search.retrieval.config import FolderIndexConfig, IndexConfig, MemoryIndexConfig
+from astraflow.addons.search.retrieval.config import IndexConfig, MemoryIndexConfig, ServerIndexConfig
 from astraflow.addons.search.retrieval.documents import Document
 from astraflow.config import Use
 from astraflow.errors import QueryError, RolloutError
@@ -109,14 +109,20 @@ class SearchConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """Makes the workflow. Raises: ConfigError or DataError if the index is missing or broken."""
+        if isinstance(self.index, ServerIndexConfig):
+            from astraflow.addons.search.retrieval.server import RemoteIndex
+
+            remote = RemoteIndex(self.index)
+            remote.check()
+            return self.bind(search, index=lambda: remote)
         from astraflow.addons.search.retrieval.index import check_index, open_index
 
         check_index(self.index)
         return self.bind(search, index=partial(open_index, self.index))
 
     def shrunk(self, fixtures: Path) -> Self:
-        """Searches a few documents instead of an index in a folder."""
-        if not isinstance(self.index, FolderIndexConfig):
+        """Searches a few documents instead of an index in a folder or on a server."""
+        if isinstance(self.index, MemoryIndexConfig):
             return self
         reader = "astraflow.addons.search.retrieval.documents:read_documents"
         documents = Use(use=reader, args={"path": str(fixtures / "asearcher-corpus" / "documents.jsonl")})

@@ -13,6 +13,7 @@ from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.service.restarts import RETIRED_CODE
 from astraflow.types import Load, ScalingAdvice, StatusReply, WorkerStatus
 from drivers.cluster_recipes import make_cluster_recipe
 from drivers.launcher_fakes import FakeLauncher
@@ -187,3 +188,13 @@ async def test_nothing_is_decided_once_the_run_is_over(tmp_path: Path) -> None:
         over = msgspec.structs.replace(make_status([], missing=3), state="finished")
         stage.look(over)
         assert stage.look(over, after_s=100.0) == ("", ())
+
+
+async def test_a_service_that_somebody_else_retired_is_no_longer_counted(tmp_path: Path) -> None:
+    async with staged(tmp_path, make_recipe()) as stage:
+        await grow(stage)
+        stage.launcher.processes[stage.launcher.started.index("rollout-1")].end(RETIRED_CODE)
+        await stage.settle()
+        stage.look(make_status(["rollout-0"]))
+        assert stage.running == ["dataflow", "rollout-0"]
+        assert stage.pool.text.startswith("1 rollout services of 1 to 4")

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from astraflow.config import Config, Use
 
-__all__ = ["FolderIndexConfig", "IndexConfig", "MemoryIndexConfig"]
+__all__ = ["FolderIndexConfig", "IndexConfig", "MemoryIndexConfig", "ServerIndexConfig"]
 
 
 class FolderIndexConfig(Config):
@@ -27,4 +27,19 @@ class MemoryIndexConfig(Config):
     `{use: "astraflow.addons.search.retrieval.documents:read_documents", args: {path: my.jsonl}}`."""
 
 
-IndexConfig = Annotated[FolderIndexConfig | MemoryIndexConfig, Field(discriminator="name")]
+class ServerIndexConfig(Config):
+    """An index behind `astraflow data serve`, which all services share. It must be reachable from them, and
+    from where you start the run."""
+
+    name: Literal["server"] = "server"
+    url: str = Field(pattern=r"^https?://")
+    """Base URL of the server."""
+    token_file: str = ""
+    """File with the token of the server, at the same path on all machines; empty: it needs none."""
+    ca_file: str = ""
+    """PEM file with the certificates for an https URL; empty: the system's."""
+
+
+IndexConfig = Annotated[
+    FolderIndexConfig | MemoryIndexConfig | ServerIndexConfig, Field(discriminator="name")
+]

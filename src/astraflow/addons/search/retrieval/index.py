@@ -15,7 +15,7 @@ from typing import Literal, Protocol, cast
 import msgspec
 
 from astraflow.addons.search.retrieval.bm25 import Bm25
-from astraflow.addons.search.retrieval.config import FolderIndexConfig, IndexConfig, MemoryIndexConfig
+from astraflow.addons.search.retrieval.config import FolderIndexConfig, MemoryIndexConfig
 from astraflow.addons.search.retrieval.dense import Dense, EncoderSettings
 from astraflow.addons.search.retrieval.documents import Document, DocumentFile, document_from, write_offsets
 from astraflow.addons.search.retrieval.on_disk import OnDisk
@@ -89,7 +89,7 @@ class IndexManifest(msgspec.Struct, frozen=True, kw_only=True):
 # --- opening --------------------------------------------------------------------------------------
 
 
-def check_index(config: IndexConfig) -> None:
+def check_index(config: FolderIndexConfig | MemoryIndexConfig) -> None:
     """Checks an index as far as possible without opening it.
 
     Raises: DataError if it is missing or incomplete, or was built by another version; ConfigError if a
@@ -103,7 +103,7 @@ def check_index(config: IndexConfig) -> None:
     _documents_function(config.documents)
 
 
-def open_index(config: IndexConfig) -> SearchIndex:
+def open_index(config: FolderIndexConfig | MemoryIndexConfig) -> SearchIndex:
     """Opens the index of a config; later calls in this process return the same object.
 
     Opening may take long, so call it in a thread. Raises: as `check_index`.
