@@ -1,13 +1,14 @@
 """Runs one arm of a comparison: a recipe with changes and a seed, with all real services.
 
-A result has the arm's curve, its figures, and where it was measured. `at_s` counts from the first lease to the
-commit of the evaluated version. Rollouts, completions, and sampled tokens are those of finished training
+A result has the arm's curve, its figures, and where it was measured. `at_s` counts from the first lease to
+the commit of the evaluated version. Rollouts, completions, and sampled tokens are those of finished training
 episodes up to that commit.
 """
 
 import asyncio
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -35,7 +36,7 @@ from harness import OthersLoad
 from services import Services, deliveries
 from shaped_link import Link
 
-__all__ = ["ROOT", "Arm", "Pool", "Result", "make_model", "provenance", "run_arm"]
+__all__ = ["ROOT", "Arm", "Found", "Pool", "Result", "provenance", "reached", "run_arm"]
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (str(ROOT), str(ROOT / "benchmarks"))
@@ -176,10 +177,9 @@ def _read(arm: Arm, recipe: Recipe, work: Path) -> dict[str, Any]:
     points = [_point(row, first, found.first_lease_s) for row in rows if row["kind"] == "eval"]
     wall_s = max(row["at_s"] for row in steps) - found.first_lease_s
     dropped = sum(row["num_discarded_groups"] for row in steps)
-    tokens = sum(row["episodes"] * row["episode/sampled_tokens"] for row in first)
     figures: dict[str, Any] = {
         "wall_s": wall_s,
-        "tokens_per_s": tokens / wall_s,
+        "tokens_per_s": _total(first, "sampled_tokens") / wall_s,
         "wait_frac": sum(row["batch_wait_s"] for row in steps) / wall_s / len(names),
         "staleness_mean": statistics.fmean(row["staleness_mean"] for row in steps),
         "staleness_max": max(row["staleness_max"] for row in steps),
@@ -200,9 +200,9 @@ def _point(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], began_s: 
         "set": row["eval_set"],
         "step": row["step"],
         "at_s": done[-1]["at_s"] - began_s if done else 0.0,
-        "rollouts": sum(step["episodes"] for step in done),
-        "completions": sum(step["episodes"] * step["episode/turns"] for step in done),
-        "tokens": sum(step["episodes"] * step["episode/sampled_tokens"] for step in done),
+        "rollouts": _total(done, ""),
+        "completions": _total(done, "turns"),
+        "tokens": _total(done, "sampled_tokens"),
         "score": row["score_mean"],
         "stderr": row["score_stderr"],
     }
@@ -210,8 +210,17 @@ def _point(row: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], began_s: 
     return point | {name: row[f"episode/{name}"] for name in extra if f"episode/{name}" in row}
 
 
+def _total(steps: Sequence[Mapping[str, Any]], metric: str) -> float:
+    """Returns the sum of a metric over the episodes of some steps, or their number.
+
+    A step without a new episode has no such columns.
+    """
+    own = [step for step in steps if "episodes" in step]
+    return sum(step["episodes"] * (step[f"episode/{metric}"] if metric else 1) for step in own)
+
+
 def _sizes(folder: RunFolder, policy: str) -> dict[str, float]:
-    """Measures the versions that a run kept: bytes of a delta and in full, and the share of changed weights."""
+    """Measures the versions that a run kept: bytes as a delta and in full, and the changed weights."""
     stored = SavedVersions(folder.weights / policy, policy)
     changed: list[float] = []
     deltas: list[int] = []
@@ -233,8 +242,10 @@ def _sizes(folder: RunFolder, policy: str) -> dict[str, float]:
 
 
 def _shares(pools: Sequence[Pool], folder: RunFolder) -> dict[str, float]:
-    """Compares the far services' share of the episodes with their share of the slots, and measures the seconds
-    in which each service fetches and installs a version."""
+    """Compares the far services' share of the episodes with their share of the slots.
+
+    Also measures the seconds in which each service fetches and installs a version.
+    """
     episodes = Counter(each.service for each in deliveries(folder.journal) if not each.is_dropped)
     far = [pool for pool in pools if pool.link is not None]
     figures = {
@@ -247,3 +258,54 @@ def _shares(pools: Sequence[Pool], folder: RunFolder) -> dict[str, float]:
         seconds = [span.end_s - span.start_s for source, span in loads if source == pool.name]
         figures[f"{pool.name}_load_s"] = statistics.median(seconds)
     return figures
+
+
+# --- several runs ---------------------------------------------------------------------------------
+
+
+class Found:
+    """The results of a row: arm -> one per seed."""
+
+    def __init__(self, results: Mapping[str, Sequence[Result]]) -> None:
+        self.results = results
+
+    def mean(self, arm: str, figure: str) -> float:
+        """Returns the mean of a figure over seeds."""
+        return statistics.fmean(result["figures"][figure] for result in self.results[arm])
+
+    def curve(self, arm: str, axis: str, eval_set: str = "") -> list[list[tuple[float, float]]]:
+        """Returns (spent, score) pairs per seed. `eval_set`: empty for the set that was evaluated first."""
+        return [
+            [
+                (point[axis], point["score"])
+                for point in result["points"]
+                if point["set"] == (eval_set or result["points"][0]["set"]) and point["score"] is not None
+            ]
+            for result in self.results[arm]
+        ]
+
+    def final(self, arm: str, eval_set: str = "") -> float:
+        """Returns the mean of the last scores."""
+        return statistics.fmean(curve[-1][1] for curve in self.curve(arm, "step", eval_set))
+
+    def spent(self, arm: str, axis: str, target: float) -> float:
+        """Returns the median of what reaching a score took; infinite if most seeds didn't reach it."""
+        return statistics.median(reached(curve, target) for curve in self.curve(arm, axis))
+
+    def after(self, arm: str, axis: str, budget: float) -> float:
+        """Returns the mean score once this much was spent, between evaluations by a straight line."""
+        found: list[float] = []
+        for curve in self.curve(arm, axis):
+            places = [place for place in itertools.pairwise(curve) if place[0][0] <= budget <= place[1][0]]
+            (x0, y0), (x1, y1) = places[-1] if places else (curve[-1], curve[-1])
+            found.append(y0 + (y1 - y0) * (budget - x0) / (x1 - x0) if x1 > x0 else y1)
+        return statistics.fmean(found)
+
+    def least(self, axis: str, arms: Sequence[str]) -> float:
+        """Returns the largest budget that every run of some arms has spent."""
+        return min(curve[-1][0] for arm in arms for curve in self.curve(arm, axis))
+
+
+def reached(curve: Sequence[tuple[float, float]], target: float) -> float:
+    """Returns what was spent at the second of two evaluations in a row that reach a score; else infinity."""
+    return next((b[0] for a, b in itertools.pairwise(curve) if min(a[1], b[1]) >= target), math.inf)

@@ -1,8 +1,7 @@
-"""Workflows whose scores come late, as those of judges, sandboxes, and web services do: real seconds, with a long
-tail.
+"""Workflows whose scores come late, as those of judges, sandboxes, and web services do.
 
-A wait is drawn from a lognormal distribution and lies between half a second and 8 s, times `scale`. In training
-runs, it is the only thing that is emulated.
+A wait takes real seconds. It is drawn from a lognormal distribution, and lies between half a second and 8 s,
+times `scale`.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Runs the paper's results on a real model, and writes docs/paper.md (`make paper`). `paper_rows.py` has the rows.
+"""Runs the paper's results on a real model, and writes docs/paper.md. `paper_rows.py` has the rows.
 
-Each arm of a row and seed writes its result to benchmarks/results/paper/ROW-SEED.json as soon as it ends, with
-commit, date, and machine, and is skipped once it is there: an interrupted command continues where it was. Delete a
-file to measure it again. A row that is a program has one file, ROW.json. The page is made from the files.
+As soon as an arm of a row and seed ends, its result is in benchmarks/results/paper/ROW-SEED.json, with
+commit, date, and machine. What is there is skipped, so an interrupted command continues where it was. Delete
+a file to measure it again. A row that is a program has one file, ROW.json. The page is made from the files.
 
     python benchmarks/paper.py [--rows NAME ...] [--seeds 0 1 2] [--arms NAME ...]
     python benchmarks/paper.py --list             # the cost of each row, and what is missing
@@ -20,11 +20,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from arms import ROOT, Arm, Result, provenance, run_arm
+from arms import ROOT, Found, Result, provenance, run_arm
 from harness import MOST_LOAD
-from paper_rows import ROWS, Found, Row
+from paper_rows import ROWS, Row
 from plots import draw_curves
 
 PAGE = ROOT / "docs" / "paper.md"
@@ -36,10 +36,11 @@ HEAD = """# The paper's results
 
 *Written by `make paper`; don't edit.*
 
-The [paper](https://arxiv.org/abs/2605.15565) measured on clusters of GPUs. This page has its tables and figures on
-two CPU cores: with SmolLM2, a chat model of 135 million parameters, and real services, or where that doesn't fit,
-with emulated devices under a virtual clock. Each row needs three seeds. `make paper` runs what is missing,
-`make paper ROWS="NAME NAME" SEEDS="0 1"` a part of it, and `make paper ROWS=--list` prints what each row costs.
+The [paper](https://arxiv.org/abs/2605.15565) measured on clusters of GPUs. This page has its tables and
+figures on two CPU cores: with SmolLM2, a chat model of 135 million parameters, and real services, or where
+that doesn't fit, with emulated devices under a virtual clock. Each row needs three seeds. `make paper` runs
+what is missing, `make paper ROWS="data deltas" SEEDS="0 1"` a part of it, and `make paper ARGS=--list` prints
+what each row costs.
 """
 
 
@@ -69,8 +70,8 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
-    return [_rounded(entry) for entry in value] if isinstance(value, list) else value
+        return {key: _rounded(entry) for key, entry in cast("dict[str, Any]", value).items()}
+    return list(map(_rounded, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def run_arms(row: Row, seed: int, results: Path, only: Sequence[str], steps: int) -> None:
@@ -180,7 +181,7 @@ def _arm_lines(row: Row, found: Found, seeds: Sequence[int]) -> list[str]:
         f"| {' | '.join(('arm', *scores, *row.columns))} |",
         f"|{'---|' * (1 + len(scores) + len(row.columns))}",
     ]
-    for arm, runs in found.results.items():
+    for arm in found.results:
         last = [_text(found.final(arm))] if has_scores else []
         cells = [*last, *(_text(found.mean(arm, name)) for name in row.columns)]
         lines.append(f"| {arm} | {' | '.join(cells)} |")
@@ -199,10 +200,8 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_text(entry)}" for key, entry in value.items())
-    if isinstance(value, list):
-        return " to ".join(_text(entry) for entry in value)
-    return str(value)
+        return ", ".join(f"{key}: {_text(entry)}" for key, entry in cast("dict[str, Any]", value).items())
+    return " to ".join(map(_text, cast("list[Any]", value))) if isinstance(value, list) else str(value)
 
 
 def page() -> str:

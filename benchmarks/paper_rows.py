@@ -1,70 +1,21 @@
 """The rows of `make paper`: what each compares, its arms, and how its results are judged."""
 
-import itertools
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from arms import Arm, Pool, Result
+from arms import Arm, Found, Pool, reached
 from shaped_link import Link
 
-__all__ = ["ROWS", "Found", "Judged", "Row", "Verdict", "reached"]
+__all__ = ["ROWS", "Row"]
 
 Verdict = Literal["shown", "half", "missed"]
+Changes = Mapping[str, Any]
 Judged = tuple[Verdict, str]
 """A verdict, and the figures behind it in a sentence."""
 RARE, OFTEN = 0.97, 1.03
 """Ratios between these are no difference."""
-
-
-class Found:
-    """The results of a row: arm -> one per seed."""
-
-    def __init__(self, results: Mapping[str, Sequence[Result]]) -> None:
-        self.results = results
-
-    def mean(self, arm: str, figure: str) -> float:
-        """Returns the mean of a figure over seeds."""
-        return statistics.fmean(result["figures"][figure] for result in self.results[arm])
-
-    def curve(self, arm: str, axis: str, eval_set: str = "") -> list[list[tuple[float, float]]]:
-        """Returns (spent, score) pairs per seed. `eval_set`: empty for the set that was evaluated first."""
-        return [
-            [
-                (point[axis], point["score"])
-                for point in result["points"]
-                if point["set"] == (eval_set or result["points"][0]["set"]) and point["score"] is not None
-            ]
-            for result in self.results[arm]
-        ]
-
-    def final(self, arm: str, eval_set: str = "") -> float:
-        """Returns the mean of the last scores."""
-        return statistics.fmean(curve[-1][1] for curve in self.curve(arm, "step", eval_set))
-
-    def spent(self, arm: str, axis: str, target: float) -> float:
-        """Returns the median of what reaching a score took; infinite if most seeds didn't reach it."""
-        return statistics.median(reached(curve, target) for curve in self.curve(arm, axis))
-
-    def after(self, arm: str, axis: str, budget: float) -> float:
-        """Returns the mean score once this much was spent, between evaluations by a straight line."""
-        found: list[float] = []
-        for curve in self.curve(arm, axis):
-            places = [place for place in itertools.pairwise(curve) if place[0][0] <= budget <= place[1][0]]
-            (x0, y0), (x1, y1) = places[-1] if places else (curve[-1], curve[-1])
-            found.append(y0 + (y1 - y0) * (budget - x0) / (x1 - x0) if x1 > x0 else y1)
-        return statistics.fmean(found)
-
-    def least(self, axis: str, arms: Sequence[str]) -> float:
-        """Returns the largest budget that every run of some arms has spent."""
-        return min(curve[-1][0] for arm in arms for curve in self.curve(arm, axis))
-
-
-def reached(curve: Sequence[tuple[float, float]], target: float) -> float:
-    """Returns what was spent at the second of two evaluations in a row that reach a score; else infinity."""
-    return next((b[0] for a, b in itertools.pairwise(curve) if min(a[1], b[1]) >= target), math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +38,7 @@ class Row:
     """A benchmark and its arguments, for a row without arms."""
     figures: tuple[tuple[str, str], ...] = ()
     """(name in a program's last line, or in the earlier result; its meaning)."""
-    judge_figures: Callable[[Mapping[str, Any]], Judged] = lambda _: ("missed", "nothing is compared")
+    judge_figures: Callable[[Changes], Judged] = lambda _: ("missed", "nothing is compared")
     earlier: str = ""
     """File with an earlier result on a tiny model, whose program was removed."""
     picture: str = ""
@@ -120,7 +71,7 @@ def _sums_of(digits: int, size: int, split: str = "train") -> dict[str, Any]:
     }
 
 
-_MIXED = {
+_MIXED: Changes = {
     "tasks.sources.sums.size": 160,
     "tasks.sources.easy": _sums_of(1, 60),
     "tasks.sources.hard": _sums_of(5, 160),
@@ -131,10 +82,15 @@ _MIXED = {
     "eval.every": 8,
 }
 """Few tasks, so that they recur; of one digit the model can add nearly all, of five none."""
-_DYNAMIC = {"table.filters": [{"name": "zero_variance"}]}
-_REPLAY = {**_DYNAMIC, "table.replay": {"share": 0.5, "select": "latest", "max_uses": 4}}
-_GRESO = {**_REPLAY, "tasks.curators": [{"name": "shuffle"}, {"name": "greso", "policy": "actor"}]}
-_DATA = {"vanilla": {}, "dynamic sampling": _DYNAMIC, "+ replay": _REPLAY, "+ GRESO": _GRESO}
+_DYNAMIC: Changes = {"table.filters": [{"name": "zero_variance"}]}
+_REPLAY: Changes = {**_DYNAMIC, "table.replay": {"share": 0.5, "select": "latest", "max_uses": 4}}
+_GRESO: Changes = {**_REPLAY, "tasks.curators": [{"name": "shuffle"}, {"name": "greso", "policy": "actor"}]}
+_DATA: Mapping[str, Changes] = {
+    "vanilla": {},
+    "dynamic sampling": _DYNAMIC,
+    "+ replay": _REPLAY,
+    "+ GRESO": _GRESO,
+}
 
 
 def _judge_data(found: Found) -> Judged:
@@ -148,7 +104,7 @@ def _judge_data(found: Found) -> Judged:
 # --- weights and links ----------------------------------------------------------------------------
 
 _RATES = (1e-6, 5e-6, 3e-5)
-_KEPT = {
+_KEPT: Changes = {
     "train.steps": 12,
     "train.optimizer": {"warmup_steps": 1, "schedule": "constant"},
     "weights.delta": True,
@@ -156,9 +112,9 @@ _KEPT = {
     "weights.full_every": 64,
     "eval.sets": {},
 }
-_BARE_WORDS = {"tasks.sources.everyday": None, "tasks.curators": [], "train.auxiliary": {}}
+_BARE_WORDS: Changes = {"tasks.sources.everyday": None, "tasks.curators": [], "train.auxiliary": {}}
 """`real/words` without its KL penalty and the tasks that only it uses."""
-_BARE = {"words": _BARE_WORDS, "search": {}, "sums": {}}
+_BARE: Mapping[str, Changes] = {"words": _BARE_WORDS, "search": {}, "sums": {}}
 _DELTAS = tuple(
     Arm(name=f"{task}, {rate:g}", recipe=f"real/{task}", changes={**own, **_KEPT, "train.lr": rate})
     for task, own in _BARE.items()
@@ -178,7 +134,7 @@ def _judge_deltas(found: Found) -> Judged:
 
 
 FAR = Link(delay_s=0.3, bits_per_s=4e9)
-_REGION = {
+_REGION: Changes = {
     **_BARE_WORDS,
     "train.steps": 60,
     "eval.every": 15,
@@ -239,7 +195,7 @@ def _judge_stale(found: Found) -> Judged:
 
 
 _ORDERS = ("edf", "fifo", "sweep")
-_TWO_SUMS = {
+_TWO_SUMS: Changes = {
     "tasks.sources.sums.size": 2000,
     "tasks.sources.hard": _sums_of(3, 2000),
     "workflow": {"use": "late_scores:solve_late", "args": {"scale": 1.0}},
@@ -272,9 +228,7 @@ def _judge_orders(found: Found) -> Judged:
 _ALONE = "the task alone"
 
 
-def _select_arms(
-    recipe: str, changes: Mapping[str, Any], alone: Mapping[str, Any], **workflow: str
-) -> tuple[Arm, ...]:
+def _select_arms(recipe: str, changes: Changes, alone: Changes, **workflow: str) -> tuple[Arm, ...]:
     """Makes the arms of `propose_and_select` from a recipe with one policy. `alone`: changes so that a step
     has as many completions."""
     select = {"name": "propose_and_select", "proposer": "proposer", "num_proposals": 3, **workflow}
@@ -314,7 +268,7 @@ _FORMULAS = {"largest": 9, "lengths": [3, 4], "heldout_frac": 0.1}
 _SELECT_CODE = _select_arms(
     "code/tiny",
     {
-        "model": "./models/code-both",
+        "model": "./models/code-select",
         "tasks.sources.programs.args": {"split": "train", **_FORMULAS},
         "eval.sets.heldout.source.args": {"split": "heldout", **_FORMULAS},
         "sampling.max_tokens": 28,
@@ -346,7 +300,7 @@ _LATE = (0.0, 0.25, 1.0)
 """Multiples of the waits, which then are 0.5 to 8 s."""
 _LATE_TARGET = 0.3
 _OURS = "astraflow"
-_SCHEDULES: Mapping[str, tuple[Mapping[str, Any], tuple[int, ...]]] = {
+_SCHEDULES: Mapping[str, tuple[Changes, tuple[int, ...]]] = {
     _OURS: ({"max_staleness": 4, "engine_lag": 1}, (64, 128, 256)),
     "barrier": ({"max_staleness": 0, "engine_lag": 0, "sampler": {"name": "on_policy"}}, (64,)),
     "one step off": ({"max_staleness": 1, "engine_lag": 0, "sampler": {"name": "sweep"}}, (64, 128)),
@@ -423,20 +377,20 @@ def _judge_late(found: Found) -> Judged:
 # --- programs -------------------------------------------------------------------------------------
 
 
-def _judge_emulated(figures: Mapping[str, Any]) -> Judged:
+def _judge_emulated(figures: Changes) -> Judged:
     low, high = figures["speedup_vs_best_range"]["0.05"]
     plain = figures["speedup_vs_plain_geomean"]
     verdict: Verdict = "shown" if low > 1 and plain >= 2 else "half" if high > 1 else "missed"
     return verdict, f"{low:.2f} to {high:.2f} times as fast as the fastest synchronous schedule"
 
 
-def _judge_scaling(figures: Mapping[str, Any]) -> Judged:
+def _judge_scaling(figures: Changes) -> Judged:
     saved, strict = figures["paper_total_saved_frac"], figures.get("gpu_hours_saved_frac", 0.0)
     verdict: Verdict = "shown" if saved >= 0.13 else "half" if saved > 0 else "missed"
     return verdict, f"saves {saved:.3f} as the paper counts, and {strict:.3f} by a stricter comparison"
 
 
-def _judge_race(figures: Mapping[str, Any]) -> Judged:
+def _judge_race(figures: Changes) -> Judged:
     worst = [figures.get(f"speedup{end}_worst", 0.0) or 0.0 for end in ("", "_equal", "_nothing_shared")]
     verdict: Verdict = "shown" if min(worst[:2]) > 1 else "half" if worst[0] > 1 else "missed"
     shown = f"worst pair as shipped {worst[0]:.2f}, with TRL's loss {worst[1]:.2f}"
@@ -447,8 +401,8 @@ ROWS = (
     Row(
         name="data",
         title="Data algorithms: score over rollouts",
-        text="SmolLM2 learns sums of one, two, and five digits. Each arm adds one algorithm. Scores are those of "
-        "held-out sums of two digits.",
+        text="SmolLM2 learns sums of one, two, and five digits. Each arm adds one algorithm. Scores are "
+        "those of held-out sums of two digits.",
         minutes=26,
         arms=tuple(Arm(name=n, recipe="real/sums", changes={**_MIXED, **own}) for n, own in _DATA.items()),
         judge=_judge_data,
@@ -456,8 +410,8 @@ ROWS = (
     Row(
         name="deltas",
         title="Sparse updates and small versions",
-        text="SmolLM2 trains on three tasks at three learning rates for 12 steps in bfloat16. Each version is "
-        "compared with the one before.",
+        text="SmolLM2 trains on three tasks at three learning rates for 12 steps in bfloat16. Each version "
+        "is compared with the one before.",
         minutes=14,
         arms=_DELTAS,
         judge=_judge_deltas,
@@ -471,8 +425,8 @@ ROWS = (
     Row(
         name="regions",
         title="Cross-region rollouts",
-        text="Two rollout services train SmolLM2 on `real/words` with deltas. One of them reaches dataflow and "
-        "publisher through an emulated link of 4 Gbit/s and 300 ms each way, or both are near.",
+        text="Two rollout services train SmolLM2 on `real/words` with deltas. One of them reaches dataflow "
+        "and publisher through an emulated link of 4 Gbit/s and 300 ms each way, or both are near.",
         minutes=11,
         arms=tuple(
             Arm(name=name, recipe="real/words", changes=_REGION, pools=(Pool("a", 40), Pool("b", 40, link)))
@@ -490,8 +444,8 @@ ROWS = (
     Row(
         name="m2po",
         title="M2PO and GRPO on stale data",
-        text="SmolLM2 learns `real/words` with batches of up to 1, 4, and 8 versions. GRPO clips the ratio to the "
-        "policy that sampled.",
+        text="SmolLM2 learns `real/words` with batches of up to 1, 4, and 8 versions. GRPO clips the ratio "
+        "to the policy that sampled.",
         minutes=22,
         arms=_STALE,
         judge=_judge_stale,
@@ -501,9 +455,9 @@ ROWS = (
     Row(
         name="edf",
         title="EDF, fifo, and sweep",
-        text="SmolLM2 learns sums whose scores come late; those of three digits take six times as long. EDF came "
-        "after the paper. Its prototype's `fifo` is `sweep` here; `fifo` here waits for slow groups and drops "
-        "none.",
+        text="SmolLM2 learns sums whose scores come late; those of three digits take six times as long. EDF "
+        "came after the paper. Its prototype's `fifo` is `sweep` here; `fifo` here waits for slow "
+        "groups and drops none.",
         minutes=20,
         arms=tuple(
             Arm(name=name, recipe="real/sums", changes={**_TWO_SUMS, "table.sampler": {"name": name}})
@@ -521,9 +475,9 @@ ROWS = (
     Row(
         name="scaling",
         title="Auto-scaling",
-        text="A [pool that sizes itself](pools.md#pool) is compared with fixed pools. Devices are emulated, and "
-        "the clock is virtual. The paper saves 0.13 of all GPU-hours compared with 11 services; the stricter "
-        "comparison is with the smallest fixed pool that takes at most 3 % longer.",
+        text="A [pool that sizes itself](pools.md#pool) is compared with fixed pools. Devices are emulated, "
+        "and the clock is virtual. The paper saves 0.13 of all GPU-hours compared with 11 services; the"
+        " stricter comparison is with the smallest fixed pool that takes at most 3 % longer.",
         minutes=10,
         program=("autoscale.py",),
         figures=(
@@ -538,10 +492,10 @@ ROWS = (
     Row(
         name="multi-policy",
         title="Several policies that don't wait for each other, emulated",
-        text="Two policies share ten emulated devices under a virtual clock: ten settings, three seeds. With "
-        "lending, a trainer's devices generate while it waits. A switch between tasks costs 5 % of a step's time "
-        "without waiting. Of whole runs, the end waits for the last episodes. With real services, 12 steps at "
-        "load 0.8 without lending were 2.62 times as fast as colocated training "
+        text="Two policies share ten emulated devices under a virtual clock: ten settings, three seeds. With"
+        " lending, a trainer's devices generate while it waits. A switch between tasks costs 5 % of a "
+        "step's time without waiting. Of whole runs, the end waits for the last episodes. With real "
+        "services, 12 steps at load 0.8 without lending were 2.62 times as fast as colocated training "
         "([details](benchmarks.md#two-policies-on-emulated-devices)).",
         minutes=15,
         program=("multi_policy.py",),
@@ -559,10 +513,10 @@ ROWS = (
     *(
         Row(
             name=f"waiting-{scale:g}",
-            title=f"Several policies that don't wait for each other, scores of {0.5 * scale:g} to {8 * scale:g} s",
-            text="Two full copies of SmolLM2 train together on `real/pair` with real services and a real clock. "
-            "The scores of the first and of the final answer come late. Each schedule uses its best number of "
-            "episodes in flight.",
+            title=f"Several policies that don't wait for each other, {0.5 * scale:g} to {8 * scale:g} s",
+            text="Two full copies of SmolLM2 train together on `real/pair` with real services and a real "
+            "clock. The scores of the first and of the final answer come late. Each schedule uses its "
+            "best number of episodes in flight.",
             minutes=minutes,
             arms=_late_arms(scale),
             judge=_judge_late,
@@ -574,8 +528,8 @@ ROWS = (
     Row(
         name="select-follow",
         title="Several policies and one: follow instructions",
-        text="SmolLM2 writes three texts for a request of `real/follow`, and a selector picks one. The arms have "
-        "equal completions per step, and are compared after equal completions and equal tokens.",
+        text="SmolLM2 writes three texts for a request of `real/follow`, and a selector picks one. The arms "
+        "have equal completions per step, and are compared after equal completions and equal tokens.",
         minutes=50,
         arms=_SELECT_FOLLOW,
         judge=_judge_select,

@@ -1,8 +1,8 @@
-"""Losses that only benchmarks use. `grpo` and `m2po` are those of recipes without the trainer's shortcut: every
-sample gets its forward and backward pass.
+"""Losses that only benchmarks use: those of recipes without the trainer's shortcut, so that every sample
+gets its forward and backward pass, and one that clips against the policy that sampled.
 
 The trainer computes no pass for samples whose gradient is known to be 0 (docs/losses.md). It knows this for
-losses that declare `needs_advantage`. The losses here compute the same, but don't declare it. They show how
+losses that declare `needs_advantage`. `grpo` and `m2po` compute the same, but don't declare it. They show how
 much of a result is due to the shortcut.
 """
 
@@ -30,8 +30,11 @@ def m2po(inputs: LossInputs, *, budget: float) -> LossOutput:
 
 @with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True)
 def behavior_grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
-    """Computes `grpo` with the ratio to the policy that sampled. The recipe's own `grpo` clips the ratio to the
-    policy at the start of a step, for which a batch of one minibatch is on-policy no matter how old it is."""
+    """Computes `grpo` with the ratio to the policy that sampled.
+
+    The recipe's `grpo` takes the ratio to the policy at the start of a step, for which a batch of one
+    minibatch is on-policy, however old it is.
+    """
     return grpo_that_skips(
         replace(inputs, proximal_logprobs=inputs.behavior_logprobs), clip_low=clip_low, clip_high=clip_high
     )
