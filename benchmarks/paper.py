@@ -107,25 +107,25 @@ def run_program(row: Row, results: Path) -> None:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def found_of(row: Row) -> tuple[Found | None, list[int]]:
+def found_of(row: Row, results: Path) -> tuple[Found | None, list[int]]:
     """Returns the results of all seeds that have every arm, and these seeds."""
-    paths = RESULTS.glob(f"{row.name}-[0-9]*.json")
+    paths = results.glob(f"{row.name}-[0-9].json")
     seeds = sorted(int(path.stem.removeprefix(f"{row.name}-")) for path in paths)
-    complete = {seed: own for seed in seeds if len(own := read(RESULTS, row, seed)) == len(row.arms)}
+    complete = {seed: own for seed in seeds if len(own := read(results, row, seed)) == len(row.arms)}
     names = [arm.name for arm in row.arms]
-    results = {name: [own[name] for own in complete.values()] for name in names}
-    return (Found(results) if complete else None), list(complete)
+    found = {name: [own[name] for own in complete.values()] for name in names}
+    return (Found(found) if complete else None), list(complete)
 
 
-def verdict_of(row: Row) -> str:
+def verdict_of(row: Row, results: Path = RESULTS) -> str:
     """Returns the first words about a row: its verdict, and the figures behind it."""
     if row.program:
-        path = RESULTS / f"{row.name}.json"
+        path = results / f"{row.name}.json"
         if not path.is_file():
             return "**Not run yet**"
         verdict, text = row.judge_figures(json.loads(path.read_text(encoding="utf-8"))["figures"])
         return f"{RULES[verdict]}: {text}"
-    found, seeds = found_of(row)
+    found, seeds = found_of(row, results)
     if found is None:
         return "**Not run yet**"
     verdict, text = row.judge(found)
@@ -138,18 +138,9 @@ def section(row: Row) -> str:
     lines = [f"## {row.title}", "", f"{verdict_of(row)}.", "", row.text, ""]
     if row.program:
         return "\n".join([*lines, *_program_lines(row)])
-    found, seeds = found_of(row)
+    found, seeds = found_of(row, RESULTS)
     if found is not None:
         lines += _arm_lines(row, found, seeds)
-    if row.earlier:
-        record = json.loads((RESULTS / f"{row.earlier}.json").read_text(encoding="utf-8"))
-        lines += [
-            f"An earlier result with a tiny model, {record['date']} (its program was removed after commit "
-            f"`{record['last_program']}`, [all figures](../benchmarks/results/paper/{row.earlier}.json)):",
-            "",
-            *_figure_lines(row, record["figures"]),
-            "",
-        ]
     return "\n".join(lines)
 
 
@@ -213,7 +204,7 @@ def page() -> str:
 
 def draw(row: Row) -> None:
     """Draws the curves of a row that has any."""
-    found, _ = found_of(row)
+    found, _ = found_of(row, RESULTS)
     if found is None or not all(result["points"] for runs in found.results.values() for result in runs):
         return
     curves = {arm: found.curve(arm, row.axis[0]) for arm in found.results}

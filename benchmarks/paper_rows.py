@@ -37,10 +37,8 @@ class Row:
     program: tuple[str, ...] = ()
     """A benchmark and its arguments, for a row without arms."""
     figures: tuple[tuple[str, str], ...] = ()
-    """(name in a program's last line, or in the earlier result; its meaning)."""
+    """(name in a program's last line, its meaning)."""
     judge_figures: Callable[[Changes], Judged] = lambda _: ("missed", "nothing is compared")
-    earlier: str = ""
-    """File with an earlier result on a tiny model, whose program was removed."""
     picture: str = ""
     """File in docs/images of a program."""
 
@@ -296,8 +294,8 @@ def _judge_select(found: Found) -> Judged:
     return verdict, "; ".join(lines)
 
 
-_LATE = (0.0, 0.25, 1.0)
-"""Multiples of the waits, which then are 0.5 to 8 s."""
+_LATE = ((0.0, 34, "no wait"), (0.25, 38, "0.1 to 2 s"), (1.0, 60, "0.5 to 8 s"))
+"""Multiples of the waits, minutes per seed, and the waits."""
 _LATE_TARGET = 0.3
 _OURS = "astraflow"
 _SCHEDULES: Mapping[str, tuple[Changes, tuple[int, ...]]] = {
@@ -328,7 +326,11 @@ def _late_arms(scale: float) -> tuple[Arm, ...]:
             name=f"{name}, {in_flight} in flight",
             recipe="real/pair",
             changes={
-                "workflow": {"use": "late_scores:check_late", "args": {"scale": scale, **_CHECK}},
+                "workflow": {
+                    "use": "late_scores:check_late",
+                    "args": {"scale": scale, **_CHECK},
+                    **dict.fromkeys(_CHECK),  # keys of the recipe's own workflow
+                },
                 "dataflow.admission": "all",
                 "rollout.max_episodes": in_flight,
                 "steps": 32,
@@ -380,8 +382,11 @@ def _judge_late(found: Found) -> Judged:
 def _judge_emulated(figures: Changes) -> Judged:
     low, high = figures["speedup_vs_best_range"]["0.05"]
     plain = figures["speedup_vs_plain_geomean"]
-    verdict: Verdict = "shown" if low > 1 and plain >= 2 else "half" if high > 1 else "missed"
-    return verdict, f"{low:.2f} to {high:.2f} times as fast as the fastest synchronous schedule"
+    verdict: Verdict = "shown" if low > 1 and plain >= 2.7 else "half" if low > 1 else "missed"
+    return verdict, (
+        f"{plain:.2f} times as fast as plain synchronous schedules on average (paper: 2.7), and {low:.2f} to "
+        f"{high:.2f} times as fast as the fastest synchronous schedule"
+    )
 
 
 def _judge_scaling(figures: Changes) -> Judged:
@@ -411,22 +416,20 @@ ROWS = (
         name="deltas",
         title="Sparse updates and small versions",
         text="SmolLM2 trains on three tasks at three learning rates for 12 steps in bfloat16. Each version "
-        "is compared with the one before.",
+        "is compared with the one before. On a tiny model (commit `2e8ad75987`), deltas were "
+        "[236 times](../benchmarks/results/paper/deltas.json) smaller at 1e-6, and 72 times at 5e-6.",
         minutes=14,
         arms=_DELTAS,
         judge=_judge_deltas,
         columns=("full_mb", "delta_mb", "changed_frac"),
-        earlier="deltas",
-        figures=(
-            ("delta_gb", "GB of a 14B model's delta by learning rate, computed (full: 29.5)"),
-            ("times_smaller_than_index_and_value", "Times smaller than index and value"),
-        ),
     ),
     Row(
         name="regions",
         title="Cross-region rollouts",
         text="Two rollout services train SmolLM2 on `real/words` with deltas. One of them reaches dataflow "
-        "and publisher through an emulated link of 4 Gbit/s and 300 ms each way, or both are near.",
+        "and publisher through an emulated link of 4 Gbit/s and 300 ms each way, or both are near. "
+        "A tiny model (commit `2e8ad75987`) ended at [0.929](../benchmarks/results/paper/pools.json) with "
+        "two far pools of three, and at 0.956 with one near pool.",
         minutes=11,
         arms=tuple(
             Arm(name=name, recipe="real/words", changes=_REGION, pools=(Pool("a", 40), Pool("b", 40, link)))
@@ -435,11 +438,6 @@ ROWS = (
         judge=_judge_regions,
         axis=("at_s", "seconds"),
         columns=("wall_s", "wait_frac", "b_load_s", "far_episodes_frac", "far_slots_frac"),
-        earlier="pools",
-        figures=(
-            ("three_pools_accuracy", "Accuracy of the tiny model, three pools, two of them far"),
-            ("one_pool_accuracy", "The same, one local pool"),
-        ),
     ),
     Row(
         name="m2po",
@@ -457,7 +455,9 @@ ROWS = (
         title="EDF, fifo, and sweep",
         text="SmolLM2 learns sums whose scores come late; those of three digits take six times as long. EDF "
         "came after the paper. Its prototype's `fifo` is `sweep` here; `fifo` here waits for slow "
-        "groups and drops none.",
+        "groups and drops none. "
+        "On a tiny model with a virtual clock (commit `2e8ad75987`), `edf` dropped "
+        "[0.077](../benchmarks/results/paper/edf.json) of the groups and `sweep` 0.198, in equal times.",
         minutes=20,
         arms=tuple(
             Arm(name=name, recipe="real/sums", changes={**_TWO_SUMS, "table.sampler": {"name": name}})
@@ -465,12 +465,6 @@ ROWS = (
         ),
         judge=_judge_orders,
         axis=("at_s", "seconds"),
-        earlier="edf",
-        figures=(
-            ("edf_dropped_frac", "Groups of the tiny model dropped by `edf`, virtual clock"),
-            ("sweep_dropped_frac", "The same by `sweep`"),
-            ("edf_speedup_vs_fifo", "Speedup of `edf` over `fifo`"),
-        ),
     ),
     Row(
         name="scaling",
@@ -513,7 +507,7 @@ ROWS = (
     *(
         Row(
             name=f"waiting-{scale:g}",
-            title=f"Several policies that don't wait for each other, {0.5 * scale:g} to {8 * scale:g} s",
+            title=f"Several policies that don't wait for each other: scores after {waits}",
             text="Two full copies of SmolLM2 train together on `real/pair` with real services and a real "
             "clock. The scores of the first and of the final answer come late. Each schedule uses its "
             "best number of episodes in flight.",
@@ -523,7 +517,7 @@ ROWS = (
             axis=("at_s", "seconds"),
             columns=("wall_s", "tokens_per_s", "wait_frac", "staleness_mean", "dropped_frac"),
         )
-        for scale, minutes in zip(_LATE, (34, 38, 60), strict=True)
+        for scale, minutes, waits in _LATE
     ),
     Row(
         name="select-follow",
@@ -539,18 +533,15 @@ ROWS = (
     Row(
         name="select-code",
         title="Several policies and one: programs",
-        text="The same with tiny models that write programs for formulas of three and four steps.",
+        text="The same with tiny models that write programs for formulas of three and four steps. "
+        "With tiny models on sums (commit `2e8ad75987`), a solver with a verifier ended at "
+        "[0.956](../benchmarks/results/paper/single-policy.json), and the solver alone with 2.5 times the "
+        "rollouts at 0.975.",
         minutes=12,
         arms=_SELECT_CODE,
         judge=_judge_select,
         axis=("completions", "completions"),
         columns=("wall_s", "tokens_per_s", "wait_frac"),
-        earlier="single-policy",
-        figures=(
-            ("two_accuracy", "Accuracy of tiny models on sums, solver and verifier"),
-            ("one_accuracy", "The solver alone, as many rollouts"),
-            ("one_more_accuracy", "The solver alone, 2.5 times as many"),
-        ),
     ),
     Row(
         name="race",

@@ -39,6 +39,7 @@ import msgspec
 import torch
 from transformers.utils import logging as transformers_logging
 
+from arms import provenance
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.models.loading import export_tensors, load_causal_lm
@@ -52,7 +53,7 @@ from astraflow.tasks.sources import make_source
 from astraflow.types import GenerateRequest, Message, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
 from harness import Runs, show_table
-from plots import use_style
+from plots import draw_curves
 from race import Curve, Row, Setting, run
 from trl_side import PACKAGES, StopRule
 
@@ -243,13 +244,13 @@ async def compare(race: Race, args: argparse.Namespace, work: Path) -> dict[str,
             for name in args.rows:
                 done = args.results / f"{name.replace(' ', '-')}-{lr:g}-{seed}.json"
                 if done.is_file():
-                    curves.append(msgspec.json.decode(done.read_bytes(), type=Curve))
+                    curves.append(msgspec.convert(msgspec.json.decode(done.read_bytes())["curve"], Curve))
                     continue
                 curve, versions = await run(setting, name, race.rows[name], lr, seed)
                 for snapshot in [evaluator.base, *versions]:
                     curve.scores[snapshot.version] = await evaluator.score(snapshot)
                 curves.append(curve)
-                done.write_bytes(msgspec.json.format(msgspec.json.encode(curve)))
+                done.write_bytes(msgspec.json.encode(provenance() | {"curve": curve}))
                 print(
                     f"{name}, lr {lr:g}, seed {seed}: {curve.reached_s:.1f} s to {race.target}, "
                     f"{len(curve.times_s)} steps in {curve.times_s[-1]:.1f} s (command "
@@ -294,7 +295,8 @@ def conclude(
         [[name, f"{runs[0].lr:g}", *columns_of(runs)] for name, runs in best.items()],
     )
     if args.image:
-        draw(race, curves, best, args.image)
+        drawn = {f"{name}, lr {runs[0].lr:g}": [c.points() for c in runs] for name, runs in best.items()}
+        draw_curves(drawn, args.image, over="seconds since the first step", lowest=0.0)
     return figures_of(race, setting, best)
 
 
@@ -353,32 +355,6 @@ def _ratio(value: float, of: float) -> float | None:
 def _finite(value: float) -> float | None:
     """Returns None for infinity, which JSON doesn't have: a target that was not reached is null."""
     return round(value, 3) if math.isfinite(value) else None
-
-
-def draw(race: Race, curves: Sequence[Curve], best: dict[str, list[Curve]], image: Path) -> None:
-    """Plots all runs, and highlights those of each row's best learning rate."""
-    from matplotlib import pyplot
-
-    use_style()
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5))
-    colors = dict(zip(best, pyplot.rcParams["axes.prop_cycle"].by_key()["color"], strict=False))
-    for curve in sorted(curves, key=lambda c: c in best[c.row]):
-        is_best = curve in best[curve.row]
-        label = f"{curve.row}, lr {curve.lr:g}" if is_best and curve is best[curve.row][0] else None
-        axes.plot(
-            *zip(*curve.points(), strict=True),
-            color=colors[curve.row],
-            alpha=1.0 if is_best else 0.1,
-            label=label,
-        )
-    axes.axhline(race.target, color="gray", linestyle=":")
-    axes.set(xlabel="seconds since the first step", ylabel=f"held-out score ({race.num_tasks} tasks)")
-    axes.legend(loc="lower right")
-    image.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(image, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
-    print(f"curves: {image}")
 
 
 def run_race(race: Race, description: str | None) -> dict[str, object]:
