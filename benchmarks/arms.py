@@ -174,7 +174,8 @@ def _read(arm: Arm, recipe: Recipe, work: Path) -> dict[str, Any]:
     names = list(recipe.trained)
     first = [row for row in steps if row["policy"] == names[0]]
     found = audit(folder.journal)
-    points = [_point(row, first, found.first_lease_s) for row in rows if row["kind"] == "eval"]
+    evals = [row for row in rows if row["kind"] == "eval" and row["policy"] == names[0]]
+    points = [_point(row, first, found.first_lease_s) for row in evals]
     wall_s = max(row["at_s"] for row in steps) - found.first_lease_s
     dropped = sum(row["num_discarded_groups"] for row in steps)
     figures: dict[str, Any] = {
