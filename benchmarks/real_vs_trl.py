@@ -19,7 +19,7 @@ thread in the trainer and one in the rollout service.
 
 All rows try the same learning rates: half of the recipe's, its own, and twice that. A figure is that of the
 best one of each row. Finished runs are kept in runs/real_vs_trl, so an interrupted command continues. Needs
-models/smollm2 (`astraflow model fetch smollm2`). A run takes 3 to 8 minutes, and all of them 7 hours.
+models/smollm2 (`astraflow model fetch smollm2`). A run takes 5 to 12 minutes, and all of them 7 hours.
 """
 
 from pathlib import Path
@@ -52,9 +52,9 @@ RACE = Race(
         "TRL, vLLM": Row("trl", is_compact=True, has_autocast=True, has_vllm=True),
     },
     target=0.33,
-    stop=StopRule(reward=1e9, window=1, max_steps=40),
+    stop=StopRule(reward=1e9, window=1, max_steps=30),
     rates=(0.5, 1.0, 2.0),
-    every=4,
+    every=3,
     num_tasks=192,
     samples=2,
     temperature=0.7,
