@@ -258,7 +258,7 @@ def _judge_select(found: Found) -> Judged:
     return verdict, "; ".join(lines)
 
 
-_LATE = ((0.0, 48, "no wait"), (0.25, 52, "0.1 to 2 s"), (1.0, 64, "0.5 to 8 s"))
+_LATE = ((0.0, 56, "no wait"), (0.25, 60, "0.1 to 2 s"), (1.0, 72, "0.5 to 8 s"))
 """Multiples of the waits, minutes per seed, and the waits."""
 _LATE_TARGET = 0.3
 _OURS = "astraflow"
@@ -482,7 +482,7 @@ ROWS = (
         title="Several policies and one: follow instructions",
         text="SmolLM2 writes three texts for a request of `real/follow`, and a selector picks one. The arms "
         "have equal completions per step, and are compared after equal completions and equal tokens.",
-        minutes=60,
+        minutes=65,
         arms=_SELECT_FOLLOW,
         judge=_judge_select,
         axis=("completions", "completions"),
