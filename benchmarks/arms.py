@@ -118,11 +118,12 @@ def run_arm(arm: Arm, seed: int, work: Path, *, steps: int = 0) -> Result:
     recipe = arm.recipe_of(seed, steps)
     for policy in recipe.policies.values():
         make_model(policy.model_dir)
+    measured = provenance()  # before the run, during which somebody may commit
     load = OthersLoad()
     began_s = time.monotonic()
     asyncio.run(_train(arm, recipe, work))
     minutes = (time.monotonic() - began_s) / 60
-    return provenance() | {
+    return measured | {
         "minutes": round(minutes, 1),
         "others_load": round(load.lap(), 2),
         **_read(arm, recipe, work),

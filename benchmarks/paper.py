@@ -92,11 +92,11 @@ def run_program(row: Row, results: Path) -> None:
     if path.is_file() and "commit" in json.loads(path.read_text(encoding="utf-8")):
         return
     print(f"== {row.name}: {shlex.join(row.program)}", file=sys.stderr, flush=True)
-    began_s = time.monotonic()
+    measured, began_s = provenance(), time.monotonic()
     argv = [sys.executable, str(ROOT / "benchmarks" / row.program[0]), *row.program[1:]]
     done = subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     *output, last = done.stdout.rstrip("\n").split("\n")
-    record = provenance() | {
+    record = measured | {
         "minutes": round((time.monotonic() - began_s) / 60),
         "figures": json.loads(last),
         "output": [line.rstrip() for line in output],
