@@ -215,14 +215,11 @@ def listing(rows: Sequence[Row], seeds: Sequence[int], results: Path) -> str:
     """Returns what each row costs, and how much of it is missing."""
     lines: list[str] = []
     for row in rows:
-        if row.program:
-            left = 0 if (results / f"{row.name}.json").is_file() else 1
-            lines.append(f"{row.name:16}{row.minutes:5.0f} min         {left} of 1 missing       {row.title}")
-            continue
-        total = len(row.arms) * len(seeds)
-        left = total - sum(len(read(results, row, seed)) for seed in seeds)
-        cost = f"{row.minutes:5.0f} min per seed"
-        lines.append(f"{row.name:16}{cost}  {left} of {total} runs missing  {row.title}")
+        total = len(row.arms) * len(seeds) or 1
+        is_done = (results / f"{row.name}.json").is_file()
+        done = sum(len(read(results, row, seed)) for seed in seeds) if row.arms else int(is_done)
+        cost = f"{row.minutes:5.0f} min {'per seed' if row.arms else 'in all  '}"
+        lines.append(f"{row.name:15}{cost}  {total - done:2} of {total:2} runs missing  {row.title}")
     return "\n".join(lines)
 
 
@@ -234,14 +231,17 @@ def main(given: argparse.Namespace) -> int:
         print(listing(rows, given.seeds, results))
         return 0
     failed: list[str] = []
-    for seed in () if given.page else given.seeds:  # all rows have a first seed before any has a second
-        for row in rows:
-            try:
-                run_program(row, results) if row.program else run_arms(
-                    row, seed, results, given.arms, given.steps
-                )
-            except (Exception, SystemExit) as err:  # noqa: BLE001 - the other rows still run
-                failed.append(f"{row.name}, seed {seed}: {type(err).__name__}: {err}")
+    # All rows have a first seed before any has a second. Programs come last: the race takes hours.
+    jobs = [(row, seed) for seed in given.seeds for row in rows if row.arms]
+    jobs += [(row, 0) for row in rows if row.program]
+    for row, seed in () if given.page else jobs:
+        try:
+            if row.program:
+                run_program(row, results)
+            else:
+                run_arms(row, seed, results, given.arms, given.steps)
+        except (Exception, SystemExit) as err:  # noqa: BLE001 - the other rows still run
+            failed.append(f"{row.name}, seed {seed}: {type(err).__name__}: {err}")
     if results == RESULTS:
         for row in rows:
             draw(row)
