@@ -58,13 +58,8 @@ _TARGETS = 0.95
 def _sums_of(digits: int, size: int, split: str = "train") -> dict[str, Any]:
     args = {"min_terms": 2, "max_terms": 2, "operators": ["+"], "allow_parentheses": False}
     args |= {"min_digits": digits, "max_digits": digits}
-    return {
-        "name": "reasoning_gym",
-        "dataset": "basic_arithmetic",
-        "split": split,
-        "size": size,
-        "args": args,
-    }
+    source = {"name": "reasoning_gym", "dataset": "basic_arithmetic"}
+    return {**source, "split": split, "size": size, "args": args}
 
 
 _MIXED: Changes = {
@@ -254,6 +249,9 @@ def _judge_select(found: Found) -> Judged:
         wins.append(score["together"] > max(own for arm, own in score.items() if arm != "together"))
         shown = ", ".join(f"{arm} {own:.3f}" for arm, own in score.items())
         lines.append(f"after {budget:,.0f} {axis}: {shown}")
+    first = found.results["together"][0]["points"][0]
+    best, picked = first["best_score"], first["score"]
+    lines.append(f"untrained, the best of three proposals has {best:.3f}, and the picked one {picked:.3f}")
     verdict: Verdict = "shown" if all(wins) else "half" if any(wins) else "missed"
     return verdict, "; ".join(lines)
 
