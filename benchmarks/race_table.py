@@ -364,7 +364,8 @@ def run_race(race: Race, description: str | None) -> dict[str, object]:
     parser.add_argument("--quick", action="store_true", help="one seed, the recipe's learning rate")
     parser.add_argument("--every", type=int, default=race.every, help="versions between two evaluations")
     parser.add_argument("--steps", type=int, default=race.stop.max_steps, help="most steps of a run")
-    parser.add_argument("--rows", nargs="+", choices=list(race.rows), default=list(race.rows))
+    usual = [name for name, row in race.rows.items() if not row.has_vllm]
+    parser.add_argument("--rows", nargs="+", choices=list(race.rows), default=usual)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(race.seeds))
     parser.add_argument(
         "--rates", type=float, nargs="+", default=list(race.rates), help="multiples of the recipe's rate"

@@ -13,7 +13,8 @@ thread in the trainer and one in the rollout service.
     TRL, bfloat16         bfloat16 autocast, weights in float32. (With weights in bfloat16, it doesn't learn.)
                           TRL scores only the positions of completions. On a CPU, it does so only if it finds
                           Triton; this benchmark switches it on
-    TRL, vLLM             the same, and TRL generates with vLLM's CPU build (`colocate`)
+    TRL, vLLM             the same, and TRL generates with vLLM's CPU build (`colocate`). Only if named by
+                          `--rows`, with `--trl-threads`: it was started, but not seen to train yet
 
     python benchmarks/real_vs_trl.py [--quick] [--rows equal TRL] [--seeds 0 1 2] [--trl-threads 2]
 
