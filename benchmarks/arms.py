@@ -182,7 +182,8 @@ def _read(arm: Arm, recipe: Recipe, work: Path) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "wall_s": wall_s,
         "tokens_per_s": _total(first, "sampled_tokens") / wall_s,
-        "wait_frac": sum(row["batch_wait_s"] for row in steps) / wall_s / len(names),
+        # The first wait begins before the first lease.
+        "wait_frac": sum(row["batch_wait_s"] for row in steps if row["step"] > 1) / wall_s / len(names),
         "staleness_mean": statistics.fmean(row["staleness_mean"] for row in steps),
         "staleness_max": max(row["staleness_max"] for row in steps),
         "dropped_frac": dropped / (dropped + sum(row["num_groups"] for row in steps)),

@@ -224,7 +224,7 @@ _SELECT_FOLLOW = _select_arms(
     },
     {"table.groups_per_batch": 16},
 )  # fmt: skip
-_FORMULAS = {"largest": 9, "lengths": [3, 4], "heldout_frac": 0.1}
+_FORMULAS = {"largest": 9, "lengths": [3], "heldout_frac": 0.1}
 _SELECT_CODE = _select_arms(
     "code/tiny",
     {
@@ -489,7 +489,7 @@ ROWS = (
     Row(
         name="select-code",
         title="Several policies and one: programs",
-        text="The same with tiny models that write programs for formulas of three and four steps. "
+        text="The same with tiny models that write programs for formulas of three steps and larger numbers. "
         "With tiny models on sums (commit `2e8ad75987`), a solver with a verifier ended at "
         "[0.956](../benchmarks/results/paper/single-policy.json), and the solver alone with 2.5 times the "
         "rollouts at 0.975.",
