@@ -2,7 +2,7 @@
 
 A result has the arm's curve, its figures, and where it was measured. `at_s` counts from the first lease to
 the commit of the evaluated version. Rollouts, completions, and sampled tokens are those of finished training
-episodes up to that commit.
+episodes up to that commit. Waits leave out that of the first step, which begins before the first lease.
 """
 
 import asyncio
@@ -182,7 +182,6 @@ def _read(arm: Arm, recipe: Recipe, work: Path) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "wall_s": wall_s,
         "tokens_per_s": _total(first, "sampled_tokens") / wall_s,
-        # The first wait begins before the first lease.
         "wait_frac": sum(row["batch_wait_s"] for row in steps if row["step"] > 1) / wall_s / len(names),
         "staleness_mean": statistics.fmean(row["staleness_mean"] for row in steps),
         "staleness_max": max(row["staleness_max"] for row in steps),
