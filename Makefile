@@ -12,7 +12,8 @@ SEED   ?= 0
 RUN    ?= runs/quickstart
 NAME   ?=
 ARGS   ?=
-ROW    ?=
+ROWS   ?=
+SEEDS  ?=
 PYTEST_ARGS ?=
 # uv installs where it is there or pip finds it; "pip" leaves it out (tools/install.py).
 INSTALLER ?=
@@ -27,7 +28,7 @@ export INSTALLER
 # Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
 PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
-BENCH_PARTS := batches dataflow_peers dataflow_server gallery gallery_real gpu_parts gpu_phases gpu_ranks gpu_vllm harness lean_http lending_run paper plots pool_run race race_table schedule_run schedules services shaped_link trl_side unskipped virtual_core
+BENCH_PARTS := arms batches dataflow_peers dataflow_server gallery gallery_real gpu_parts gpu_phases gpu_ranks gpu_vllm harness late_scores lean_http lending_run paper paper_rows plots pool_run race race_table schedule_run schedules services shaped_link trl_side unskipped virtual_core
 
 .PHONY: .venv-agents help web test-browser quickstart gallery gallery-real interop test test-all test-ray test-trackers test-posing test-vllm test-megatron test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
 .DEFAULT_GOAL := help
@@ -48,7 +49,7 @@ help:
 	@echo "make mutants [SAMPLE=n PACKAGE=x]   break the source in small ways: do the tests notice? (a sample, minutes)"
 	@echo "make check                          format, lint, types, layers, size limits, generated docs"
 	@echo "make bench [NAME=x [ARGS=--quick]]  run benchmarks/x.py, or all"
-	@echo "make paper [ROW=x]                  the paper's six results in kind, into docs/paper.md"
+	@echo "make paper [ROWS=... SEEDS=... ARGS=--list]  the paper's results with a real model, into docs/paper.md (hours)"
 	@echo "make gallery [SEED=n]               run every tiny recipe from nothing and write docs/gallery.md (30 minutes)"
 	@echo "make gallery-real                   run every recipe of a real model with three seeds and write docs/gallery_real.md (hours)"
 	@echo "make dist                           build the wheels and source archives of all packages into dist/"
@@ -256,7 +257,7 @@ gallery-real: $(VENV)/.test
 	$(BIN)/python benchmarks/gallery_real.py
 
 paper: $(VENV)/.test
-	$(BIN)/python benchmarks/paper.py $(if $(ROW),--row $(ROW))
+	$(BIN)/python benchmarks/paper.py $(if $(ROWS),--rows $(ROWS)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 docs reference: $(VENV)/.test
 	$(BIN)/python tools/recipe_reference.py

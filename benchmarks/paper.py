@@ -1,239 +1,254 @@
-"""Reproduces the results of the AstraFlow paper in kind (`make paper`): each with one command, and with its
-baseline.
+"""Runs the paper's results on a real model, and writes docs/paper.md. `paper_rows.py` has the rows.
 
-Each row runs a benchmark and records its output in benchmarks/results/paper/ROW.json, with the command, the
-date, and the duration. docs/paper.md is made from these files, so running one row doesn't change the others.
+As soon as an arm of a row and seed ends, its result is in benchmarks/results/paper/ROW-SEED.json, with
+commit, date, and machine. What is there is skipped, so an interrupted command continues where it was. Delete
+a file to measure it again. A row that is a program has one file, ROW.json. The page is made from the files.
 
-    python benchmarks/paper.py [--row NAME] [--list] [--page]
+    python benchmarks/paper.py [--rows NAME ...] [--seeds 0 1 2] [--arms NAME ...]
+    python benchmarks/paper.py --list             # the cost of each row, and what is missing
+    python benchmarks/paper.py --page             # runs nothing: writes the page
+    python benchmarks/paper.py --steps 2 --results /tmp/trial --rows deltas    # a trial of a few steps
 """
 
 import argparse
 import json
-import os
+import math
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
-ROOT = Path(__file__).resolve().parent.parent
+from arms import ROOT, Found, Result, provenance, run_arm
+from harness import MOST_LOAD
+from paper_rows import ROWS, Row
+from plots import draw_curves
+
 PAGE = ROOT / "docs" / "paper.md"
+IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "benchmarks" / "results" / "paper"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One result."""
-
-    name: str
-    title: str
-    text: str
-    """What is compared, and which parts are emulated or computed."""
-    command: tuple[str, ...]
-    """The benchmark and its arguments."""
-    figures: tuple[tuple[str, str], ...]
-    """(name in the benchmark's last line, meaning) of each figure on the page."""
-    picture: tuple[str, str]
-    """(file in docs/images, what it shows)."""
-
-
-ROWS = (
-    Row(
-        "multi-policy",
-        "Several policies that don't wait for each other",
-        "Two policies share ten devices: ten settings, three seeds, emulated devices, virtual clock. With "
-        "lending, a trainer's devices generate while it waits. The bound is "
-        "the time of a step if no device ever waited. A switch between tasks costs 5 % of it, in all "
-        "schedules. Whole runs of 10 to 40 steps include their end, which waits for the last episodes. With "
-        "real services, 12 steps at load 0.8 without lending were 2.62 times as fast as colocated training, "
-        "and 2.59 times on the virtual clock (measured with commit `91905eb38f`; "
-        "[details](benchmarks.md#two-policies-on-emulated-devices)).",
-        ("multi_policy.py",),
-        (
-            (
-                "speedup_vs_plain_range",
-                "Speedup over the better plain synchronous schedule, with lending (paper: 2.7)",
-            ),
-            ("speedup_vs_plain_geomean", "Its geometric mean at loads up to 1.6"),
-            ("speedup_vs_best_range", "Speedup over the fastest synchronous schedule, by cost of a switch"),
-            ("speedup_vs_best_range_fixed_split", "The same without lending, cost 5 %"),
-            ("frac_of_bound_min", "Least share of the bound, loads from 1.6, whole run (target 0.95)"),
-            ("frac_of_bound_min_steady", "The same in the steady state"),
-            ("idle_frac", "Largest idle share of the devices in the steady state, loads from 1.6"),
-            ("idle_frac_fixed_split", "The same without lending"),
-        ),
-        (
-            "multi_policy_sweep.png",
-            "Seconds of each schedule divided by AstraFlow's with lending, over the load; switches cost 5 %",
-        ),
-    ),
-    Row(
-        "single-policy",
-        "Two policies and one",
-        "A solver with a verifier and a second try is compared with the same solver alone, with as many "
-        "rollouts and with 2.5 times as many. Training is real and runs on the CPU, with three seeds. "
-        "With 2.5 times the rollouts, the solver alone is slightly better.",
-        ("single_policy.py", "--picture", "docs/images/paper_single_policy.png"),
-        (
-            ("two_accuracy", "Held-out accuracy, two policies"),
-            ("one_accuracy", "Held-out accuracy, one policy, as many rollouts"),
-            ("one_more_accuracy", "Held-out accuracy, one policy, 2.5 times as many"),
-        ),
-        ("paper_single_policy.png", "Held-out accuracy over episodes, two policies and one"),
-    ),
-    Row(
-        "deltas",
-        "Small weight versions",
-        "A version of a 14B model as a delta is compared with the full version, and with the index and "
-        "value of each change. The changes come from a real run of the tiny model, encoded and decoded "
-        "for real. The sizes for 14B are computed from the bytes per weight of each kind of tensor.",
-        ("delta_14b.py", "--picture", "docs/images/paper_deltas.png"),
-        (
-            ("delta_gb", "Size in GB, by learning rate (full: 29.5)"),
-            ("times_smaller", "Times smaller than full"),
-            ("times_smaller_than_index_and_value", "Times smaller than index and value"),
-        ),
-        ("paper_deltas.png", "Size of one version of a 14B model: full, delta, index and value"),
-    ),
-    Row(
-        "pools",
-        "Pools of different sizes, two of them far away",
-        "Three pools of 1x, 2x, and 4x slots train the quickstart. Two of them reach the dataflow and "
-        "the publisher through an emulated link of 4 Gbit/s and 300 ms each way. They are compared with "
-        "one local pool of as many slots. Training is real, with three seeds. A step takes a fifth of a "
-        "second here, so episodes from the far pools are several versions old, which costs accuracy. A "
-        "step of a large model takes minutes.",
-        ("learning_pools.py", "--picture", "docs/images/paper_pools.png"),
-        (
-            ("three_pools_accuracy", "Held-out accuracy after 120 steps, three pools"),
-            ("one_pool_accuracy", "The same, one local pool"),
-            ("seconds_ratio", "Seconds to 0.75, three pools divided by one"),
-            ("far_frac", "Share of the episodes from the far pools"),
-        ),
-        ("paper_pools.png", "Held-out accuracy over steps, one local pool and three pools"),
-    ),
-    Row(
-        "edf",
-        "EDF when long tasks are hard",
-        "EDF came after the paper: its prototype compares `edf` with `fifo`, the order of arrival, which is "
-        "`sweep` here. The two take equally long, and `edf` drops fewer groups. `fifo` here waits for slow "
-        "groups and drops none. The quickstart's model learns sums, and the hard half takes six times as "
-        "long. Training is real, with three seeds, and the clock is virtual. All dropped groups are hard.",
-        ("long_tasks.py", "--picture", "docs/images/paper_edf.png"),
-        (
-            ("edf_virtual_s", "Units of time, `edf`"),
-            ("sweep_virtual_s", "Units of time, `sweep`"),
-            ("edf_dropped_frac", "Groups dropped as stale, `edf`"),
-            ("sweep_dropped_frac", "Groups dropped as stale, `sweep`"),
-            ("edf_hard_accuracy", "Accuracy on hard tasks, `edf`"),
-            ("sweep_hard_accuracy", "Accuracy on hard tasks, `sweep`"),
-            ("fifo_hard_accuracy", "Accuracy on hard tasks, `fifo`"),
-            ("edf_speedup_vs_fifo", "Speedup of `edf` over `fifo`"),
-        ),
-        ("paper_edf.png", "How long trained and dropped groups were, three samplers"),
-    ),
-    Row(
-        "scaling",
-        "Auto-scaling",
-        "A [pool that sizes itself](pools.md#pool) is compared with a fixed pool of 11 services, on "
-        "the load of the paper. Devices are emulated, and the clock is virtual. The paper saves 0.13 of "
-        "all GPU-hours ([details](benchmarks.md#a-pool-that-sizes-itself)). Spot machines at 0.3 of the "
-        "price trained 2.11 times the tokens per dollar (measured with commit `91905eb38f`).",
-        ("autoscale.py",),
-        (
-            ("paper_total_saved_frac", "Share of all GPU-hours saved"),
-            ("paper_rollout_saved_frac", "Share of the rollout services' GPU-hours saved"),
-            ("paper_wall_ratio", "Time divided by that of the fixed pool"),
-        ),
-        ("autoscale.png", "Services over the share of the time, for each load"),
-    ),
-)
-HEAD = """# The paper's results, in kind
+SEEDS = (0, 1, 2)
+RULES = {"shown": "**Shown**", "half": "**Half shown**", "missed": "**Missed**"}
+HEAD = """# The paper's results
 
 *Written by `make paper`; don't edit.*
 
-The [paper](https://arxiv.org/abs/2605.15565) measured on clusters of GPUs. This page has its results
-in kind, and EDF's, on two CPU cores, with emulated devices or tiny models in place of GPUs. Run all of them
-with `make paper`, or one with `make paper ROW=NAME`.
+The [paper](https://arxiv.org/abs/2605.15565) measured on clusters of GPUs. This page has its tables and
+figures on two CPU cores: with SmolLM2, a chat model of 135 million parameters, and real services, or where
+that doesn't fit, with emulated devices under a virtual clock. Each row needs three seeds. `make paper` runs
+what is missing, `make paper ROWS="data deltas" SEEDS="0 1"` a part of it, and `make paper ARGS=--list` prints
+what each row costs.
 """
 
 
-def run(row: Row) -> None:
-    """Runs a row and records its output. Raises: CalledProcessError if the benchmark fails."""
-    load_before = os.getloadavg()[0]
-    began_s = time.monotonic()
-    argv = [sys.executable, str(ROOT / "benchmarks" / row.command[0]), *row.command[1:]]
+# --- running --------------------------------------------------------------------------------------
+
+
+def path_of(results: Path, row: Row, seed: int) -> Path:
+    """Returns the file with a row's results of a seed."""
+    return results / f"{row.name}-{seed}.json"
+
+
+def read(results: Path, row: Row, seed: int) -> dict[str, Result]:
+    """Returns arm -> result of what is there."""
+    path = path_of(results, row, seed)
+    return json.loads(path.read_text(encoding="utf-8"))["arms"] if path.is_file() else {}
+
+
+def write(path: Path, content: object) -> None:
+    """Writes a result at once, so that an interruption leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_rounded(content), indent=1, ensure_ascii=False) + "\n"
+    path.with_suffix(".part").write_text(text, encoding="utf-8")
+    path.with_suffix(".part").replace(path)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in cast("dict[str, Any]", value).items()}
+    return list(map(_rounded, cast("list[Any]", value))) if isinstance(value, list) else value
+
+
+def run_arms(row: Row, seed: int, results: Path, only: Sequence[str], steps: int) -> None:
+    """Runs the arms of a row and seed that have no result yet. Raises: what a run raises."""
+    for arm in row.arms:
+        found = read(results, row, seed)
+        if arm.name in found or (only and arm.name not in only):
+            continue
+        print(f"== {row.name}, seed {seed}: {arm.name}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="astraflow-paper-") as scratch:
+            found[arm.name] = run_arm(arm, seed, Path(scratch), steps=steps)
+        write(path_of(results, row, seed), {"row": row.name, "seed": seed, "arms": found})
+
+
+def run_program(row: Row, results: Path) -> None:
+    """Runs a row that is a program, unless its result is there. Raises: CalledProcessError if it fails."""
+    path = results / f"{row.name}.json"
+    if path.is_file() and "commit" in json.loads(path.read_text(encoding="utf-8")):
+        return
+    print(f"== {row.name}: {shlex.join(row.program)}", file=sys.stderr, flush=True)
+    measured, began_s = provenance(), time.monotonic()
+    argv = [sys.executable, str(ROOT / "benchmarks" / row.program[0]), *row.program[1:]]
     done = subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     *output, last = done.stdout.rstrip("\n").split("\n")
-    record = {
-        "command": shlex.join(("python", f"benchmarks/{row.command[0]}", *row.command[1:])),
-        "date": time.strftime("%Y-%m-%d"),
+    record = measured | {
         "minutes": round((time.monotonic() - began_s) / 60),
-        "cores": os.cpu_count(),
-        "load_before": round(load_before, 1),
         "figures": json.loads(last),
         "output": [line.rstrip() for line in output],
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{row.name}.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write(path, record)
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def found_of(row: Row, results: Path) -> tuple[Found | None, list[int]]:
+    """Returns the results of all seeds that have every arm, and these seeds."""
+    paths = results.glob(f"{row.name}-[0-9].json")
+    seeds = sorted(int(path.stem.removeprefix(f"{row.name}-")) for path in paths)
+    complete = {seed: own for seed in seeds if len(own := read(results, row, seed)) == len(row.arms)}
+    names = [arm.name for arm in row.arms]
+    found = {name: [own[name] for own in complete.values()] for name in names}
+    return (Found(found) if complete else None), list(complete)
+
+
+def verdict_of(row: Row, results: Path = RESULTS) -> str:
+    """Returns the first words about a row: its verdict, and the figures behind it."""
+    if row.program:
+        path = results / f"{row.name}.json"
+        if not path.is_file():
+            return "**Not run yet**"
+        verdict, text = row.judge_figures(json.loads(path.read_text(encoding="utf-8"))["figures"])
+        return f"{RULES[verdict]}: {text}"
+    found, seeds = found_of(row, results)
+    if found is None:
+        return "**Not run yet**"
+    verdict, text = row.judge(found)
+    short = "" if len(seeds) >= len(SEEDS) else f" ({len(seeds)} of {len(SEEDS)} seeds)"
+    return f"{RULES[verdict]}{short}: {text}"
 
 
 def section(row: Row) -> str:
-    """Returns a row's part of the page, from its recorded result."""
-    lines = [f"## {row.title}", "", row.text, ""]
+    """Returns a row's part of the page, from its recorded results."""
+    lines = [f"## {row.title}", "", f"{verdict_of(row)}.", "", row.text, ""]
+    if row.program:
+        return "\n".join([*lines, *_program_lines(row)])
+    found, seeds = found_of(row, RESULTS)
+    if found is not None:
+        lines += _arm_lines(row, found, seeds)
+    return "\n".join(lines)
+
+
+def _program_lines(row: Row) -> list[str]:
     path = RESULTS / f"{row.name}.json"
     if not path.is_file():
-        return "\n".join([*lines, f"Not run yet: `make paper ROW={row.name}`.", ""])
+        return []
     record = json.loads(path.read_text(encoding="utf-8"))
-    minutes = f", {record['minutes']} min on {record['cores']} cores" if record["minutes"] else ""
-    figures = record["figures"]
-    file, alt = row.picture
-    lines += [
-        "| Result | Figure |",
-        "|---|---|",
-        *(f"| {meaning} | {_text(figures[name])} |" for name, meaning in row.figures if name in figures),
+    facts = ", ".join(str(record[key]) for key in ("date", "commit", "machine") if key in record)
+    lines = [
+        *_figure_lines(row, record["figures"]),
         "",
-        f"`{record['command']}`, {record['date']}{minutes} "
+        f"`python benchmarks/{' '.join(row.program)}`, {facts} "
         f"([all figures](../benchmarks/results/paper/{row.name}.json))",
         "",
-        f"![{alt}](images/{file})",
-        "",
     ]
-    return "\n".join(lines)
+    return [*lines, f"![{row.title}](images/{row.picture})", ""] if row.picture else lines
+
+
+def _figure_lines(row: Row, figures: dict[str, Any]) -> list[str]:
+    shown = [f"| {meaning} | {_text(figures[name])} |" for name, meaning in row.figures if name in figures]
+    return ["| Result | Figure |", "|---|---|", *shown]
+
+
+def _arm_lines(row: Row, found: Found, seeds: Sequence[int]) -> list[str]:
+    has_scores = all(result["points"] for runs in found.results.values() for result in runs)
+    scores = ("score",) if has_scores else ()
+    lines = [
+        f"| {' | '.join(('arm', *scores, *row.columns))} |",
+        f"|{'---|' * (1 + len(scores) + len(row.columns))}",
+    ]
+    for arm in found.results:
+        last = [_text(found.final(arm))] if has_scores else []
+        cells = [*last, *(_text(found.mean(arm, name)) for name in row.columns)]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    runs = [result for each in found.results.values() for result in each]
+    facts = [sorted({str(result[key]) for result in runs}) for key in ("date", "commit", "machine")]
+    load = max(result["others_load"] for result in runs)
+    busy = f"; **others used up to {load:g} cores**" if load > MOST_LOAD else ""
+    links = ", ".join(f"[seed {n}](../benchmarks/results/paper/{row.name}-{n}.json)" for n in seeds)
+    lines += ["", f"Means over seeds. {'; '.join(', '.join(each) for each in facts)}{busy} ({links}).", ""]
+    if has_scores:
+        lines += [f"![{row.title}, curves](images/paper_{row.name}.png)", ""]
+    return lines
 
 
 def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_text(entry)}" for key, entry in value.items())
-    if isinstance(value, list):
-        return " to ".join(_text(entry) for entry in value)
-    return str(value)
+        return ", ".join(f"{key}: {_text(entry)}" for key, entry in cast("dict[str, Any]", value).items())
+    return " to ".join(map(_text, cast("list[Any]", value))) if isinstance(value, list) else str(value)
 
 
 def page() -> str:
     """Returns the whole page, from the recorded results."""
-    return "\n".join([HEAD, *map(section, ROWS)])
+    table = ["| Row | Result | Verdict |", "|---|---|---|"]
+    table += [f"| `{row.name}` | {row.title} | {verdict_of(row).partition(':')[0]} |" for row in ROWS]
+    return "\n".join([HEAD, *table, "", *map(section, ROWS)])
 
 
-def main(names: list[str]) -> int:
-    """Runs rows and writes the page. A row that fails is named at the end, and keeps its old result."""
+def draw(row: Row) -> None:
+    """Draws the curves of a row that has any."""
+    found, _ = found_of(row, RESULTS)
+    if found is None or not all(result["points"] for runs in found.results.values() for result in runs):
+        return
+    curves = {arm: found.curve(arm, row.axis[0]) for arm in found.results}
+    draw_curves(curves, IMAGES / f"paper_{row.name}.png", over=row.axis[1], lowest=0.0)
+
+
+def listing(rows: Sequence[Row], seeds: Sequence[int], results: Path) -> str:
+    """Returns what each row costs, and how much of it is missing."""
+    lines: list[str] = []
+    for row in rows:
+        total = len(row.arms) * len(seeds) or 1
+        is_done = (results / f"{row.name}.json").is_file()
+        done = sum(len(read(results, row, seed)) for seed in seeds) if row.arms else int(is_done)
+        cost = f"{row.minutes:5.0f} min {'per seed' if row.arms else 'in all  '}"
+        lines.append(f"{row.name:15}{cost}  {total - done:2} of {total:2} runs missing  {row.title}")
+    return "\n".join(lines)
+
+
+def main(given: argparse.Namespace) -> int:
+    """Runs rows and writes the page. What fails is named at the end; everything else is run."""
+    rows = [row for row in ROWS if not given.rows or row.name in given.rows]
+    results: Path = given.results or RESULTS
+    if given.list:
+        print(listing(rows, given.seeds, results))
+        return 0
     failed: list[str] = []
-    for row in ROWS:
-        if row.name not in names:
-            continue
-        print(f"== {row.name}: {row.title}", file=sys.stderr, flush=True)
+    # All rows have a first seed before any has a second. Programs come last: the race takes hours.
+    jobs = [(row, seed) for seed in given.seeds for row in rows if row.arms]
+    jobs += [(row, 0) for row in rows if row.program]
+    for row, seed in () if given.page else jobs:
         try:
-            run(row)
-        except subprocess.CalledProcessError as err:
-            failed.append(f"{row.name} (exit status {err.returncode})")
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE}")
-    for name in failed:
-        print(f"failed: {name}; its old result is kept", file=sys.stderr)
+            if row.program:
+                run_program(row, results)
+            else:
+                run_arms(row, seed, results, given.arms, given.steps)
+        except (Exception, SystemExit) as err:  # noqa: BLE001 - the other rows still run
+            failed.append(f"{row.name}, seed {seed}: {type(err).__name__}: {err}")
+    if results == RESULTS:
+        for row in rows:
+            draw(row)
+        PAGE.write_text(page(), encoding="utf-8")
+        print(f"wrote {PAGE}")
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -241,14 +256,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = [row.name for row in ROWS]
-    parser.add_argument("--row", choices=known, help="run only this one (default: all)")
-    parser.add_argument("--list", action="store_true", help="print the names of the rows")
-    parser.add_argument(
-        "--page", action="store_true", help="run nothing: write the page from recorded results"
-    )
-    given = parser.parse_args()
-    if given.list:
-        print("\n".join(f"{row.name:16}{row.title}" for row in ROWS))
-        sys.exit(0)
-    sys.exit(main([] if given.page else [given.row] if given.row else known))
+    parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS], help="default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--arms", nargs="+", default=[], help="only these arms")
+    parser.add_argument("--steps", type=int, default=0, help="a trial of so many steps; needs --results")
+    parser.add_argument("--results", type=Path, help="folder of the results (default: the repository's)")
+    parser.add_argument("--list", action="store_true", help="print what each row costs and what is missing")
+    parser.add_argument("--page", action="store_true", help="run nothing: write the page")
+    arguments = parser.parse_args()
+    if arguments.steps and arguments.results is None:
+        parser.error("--steps is for trials, whose results don't belong into the repository; add --results")
+    sys.exit(main(arguments))

@@ -6,7 +6,7 @@ from pathlib import Path
 __all__ = ["draw_curves", "use_style"]
 
 Curve = Sequence[tuple[float, float]]
-"""(what the run has spent, its accuracy) pairs, in order."""
+"""(what the run has spent, its score) pairs, in order."""
 
 
 def use_style() -> None:
@@ -19,7 +19,7 @@ def use_style() -> None:
 
 
 def draw_curves(found: Mapping[str, Sequence[Curve]], image: Path, *, over: str, lowest: float) -> None:
-    """Plots accuracy from `lowest` to 1 over the quantity named `over`, with a color per system and a line
+    """Plots scores from `lowest` to 1 over the quantity named `over`, with a color per system and a line
     per run."""
     use_style()
     from matplotlib import pyplot as plt
@@ -30,7 +30,7 @@ def draw_curves(found: Mapping[str, Sequence[Curve]], image: Path, *, over: str,
             spent, accuracies = zip(*curve, strict=True)
             label = system if number == 0 else None
             axes.plot(spent, accuracies, color=f"C{idx}", marker="o", markersize=3, label=label)
-    axes.set(xlabel=over, ylabel="held-out accuracy (512 tasks)", ylim=(lowest, 1))
+    axes.set(xlabel=over, ylabel="held-out score", ylim=(lowest, 1))
     axes.legend()
     figure.tight_layout()
     figure.savefig(image)

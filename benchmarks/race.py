@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +45,8 @@ class Row:
     """Uses TRL's loss, the clipped surrogate, instead of the recipe's loss."""
     skips: bool = True
     """Whether samples whose gradient is 0 are left out."""
+    shares: bool = True
+    """Whether the trainer computes identical samples once, and shared prompts. The engine always does."""
     max_staleness: int = 1
     is_tuned: bool = False
     """Runs TRL with prompts sorted by length and a static cache."""
@@ -51,6 +54,8 @@ class Row:
     """Runs TRL with bfloat16 autocast; its weights stay in float32."""
     is_compact: bool = False
     """Lets TRL score only the positions of completions on a CPU too, as it does on a GPU."""
+    has_vllm: bool = False
+    """Lets TRL generate with vLLM in its own process (`vllm_mode="colocate"`)."""
 
 
 @dataclass
@@ -107,7 +112,8 @@ class Setting:
     recipe: Recipe
     policy: str
     work: Path
-    trl_python: Path
+    trl_pythons: Mapping[bool, Path]
+    """Whether TRL uses vLLM -> the interpreter of the environment for it."""
     tasks_file: Path
     target: float
     stop: StopRule
@@ -139,6 +145,8 @@ class Setting:
         policy["train"]["lr"] = lr
         policy["table"]["max_staleness"] = row.max_staleness
         policy["train"]["loss"] = self._loss(row)
+        if not row.shares:
+            policy["train"]["backend"]["share_prefixes"] = False
         return parse_config(mapping, Recipe)
 
     def _loss(self, row: Row) -> dict[str, Any]:
@@ -252,12 +260,14 @@ def _run_trl(
         is_tuned=row.is_tuned,
         has_autocast=row.has_autocast,
         is_compact=row.is_compact,
+        has_vllm=row.has_vllm,
+        max_context=setting.recipe.rollout.engine.max_context,
         keep_every=setting.every,
     )
     load = OthersLoad()
     start = time.perf_counter()
     memory = Memory(os.getpid(), counts_root=False)
-    result = run_job(setting.trl_python, job, ROOT / "src")
+    result = run_job(setting.trl_pythons[row.has_vllm], job, ROOT / "src")
     memory.close()
     curve = Curve(
         row=name,

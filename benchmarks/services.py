@@ -7,6 +7,7 @@ Each is `astraflow join` with its own engine, and optionally behind a slow link.
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from astraflow.dataflow.core.commands import AddWorker, EpisodeFacts, RecordResu
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_commands, decode_events
 from astraflow.errors import UnavailableError
+from astraflow.processes.fork_server import SERVICE_ENVIRONMENT, thread_variables
 from astraflow.processes.rollout_process import run_rollout
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.run import Run
@@ -95,9 +97,10 @@ class Services:
             url = await shaped.to(url)
         settings = {"url": url, "name": name, "cache": str(self._folder / f"cache-{name}"), "routes": routes}
         argument = json.dumps({**settings, "engine": engine or {}, "rollout": rollout or {}})
+        env = {**os.environ, **SERVICE_ENVIRONMENT, **thread_variables(1)}  # as the launcher's own services
         with self._log(name).open("a") as log:
             self.processes[name] = await asyncio.create_subprocess_exec(
-                sys.executable, __file__, argument, stdout=log, stderr=log
+                sys.executable, __file__, argument, stdout=log, stderr=log, env=env
             )
 
     async def kill(self, name: str) -> WorkerStatus | None:

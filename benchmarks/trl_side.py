@@ -83,6 +83,10 @@ class TrlJob(msgspec.Struct, frozen=True, kw_only=True):
     """Computes in bfloat16; the weights stay in float32."""
     is_compact: bool = False
     """Scores only the positions of completions. On a CPU, TRL does so only if it finds Triton."""
+    has_vllm: bool = False
+    """Generates with vLLM in this process."""
+    max_context: int = 0
+    """Largest number of tokens of a prompt and its completion, for vLLM."""
     keep_every: int = 1
     """Keeps the weights of every so many versions."""
 
@@ -205,6 +209,9 @@ def _settings(job: TrlJob) -> Any:
         # The rows of a tuned job have their own order.
         shuffle_dataset=not job.is_tuned,
         cache_implementation="static" if job.is_tuned else None,
+        use_vllm=job.has_vllm,
+        vllm_mode="colocate",
+        vllm_max_model_length=job.max_context or None,
     )
 
 

@@ -88,18 +88,20 @@ class Formula:
         return found
 
 
-def formulas(*, largest: int, heldout_frac: float, split: str) -> list[Formula]:
+def formulas(
+    *, largest: int, heldout_frac: float, split: str, lengths: Sequence[int] = _LENGTHS
+) -> list[Formula]:
     """All formulas of a split, in a fixed order.
 
     `largest`: largest number of a step. `heldout_frac`: share of the texts in the split `heldout`; the
-    others are in `train`.
+    others are in `train`. `lengths`: numbers of steps.
 
     Raises: ConfigError if there is no such split, or no formula in it.
     """
     if split not in {"train", "heldout"}:
         raise ConfigError(f"split = {split!r} is not one of: train, heldout")
     steps = list(itertools.product(_SIGNS, range(_SMALLEST, largest + 1)))
-    every = [Formula(chosen) for length in _LENGTHS for chosen in itertools.product(steps, repeat=length)]
+    every = [Formula(chosen) for length in lengths for chosen in itertools.product(steps, repeat=length)]
     found = [
         formula
         for formula in every
@@ -126,11 +128,12 @@ class Formulas:
         split: Literal["train", "heldout"],
         largest: int = 9,
         heldout_frac: float = 0.1,
+        lengths: Sequence[int] = _LENGTHS,
         seed: int = 0,
         source: str = "programs",
     ) -> None:
         """`seed` decides the order. `source`: the source's name in the recipe."""
-        self._formulas = formulas(largest=largest, heldout_frac=heldout_frac, split=split)
+        self._formulas = formulas(largest=largest, heldout_frac=heldout_frac, split=split, lengths=lengths)
         random.Random(seed).shuffle(self._formulas)
         self._source = source
 

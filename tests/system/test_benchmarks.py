@@ -160,9 +160,9 @@ def test_the_paper_page_has_every_row_that_the_command_knows() -> None:
     done = python(str(_BENCHMARKS / "paper.py"), "--list")
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert len(names) == 6
+    assert {"data", "deltas", "regions", "m2po", "edf", "scaling", "waiting-1", "select-code"} < {*names}
     page = (ROOT / "docs" / "paper.md").read_text()
-    assert [name for name in names if f"benchmarks/results/paper/{name}.json" not in page] == []
+    assert [name for name in names if f"| `{name}` |" not in page] == []
 
 
 def test_every_benchmark_imports_what_it_needs() -> None:
