@@ -25,7 +25,7 @@ def main(request_json: str, rank: int, world: int, meeting: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     trace = run_step(msgspec.convert(fields, StepRequest), ranks)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps({**msgspec.to_builtins(trace), "grown_bytes": 1024 * grown}))
+    sys.stdout.write(json.dumps({**msgspec.to_builtins(trace), "grown_bytes": 1024 * grown}) + "\n")
     if world > 1:
         dist.destroy_process_group()
 

@@ -9,7 +9,7 @@ and no memory is used. Trials by which the trainer chooses its layout are taken 
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,7 +36,7 @@ from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.objective import PolicyObjective
 from astraflow.trainer.ranks import ALONE, Ranks
-from astraflow.trainer.step_run import StepRun
+from astraflow.trainer.step_run import StepRun, statistics_inputs
 from astraflow.trainer.torch import torch_backend
 from astraflow.trainer.torch.parallel.grid import make_grid
 from astraflow.trainer.torch.torch_backend import TorchBackend
@@ -68,6 +68,7 @@ class StepTrace(msgspec.Struct, frozen=True):
     """Bytes at the peak, by kind of tensor, and their `Total`."""
     launches: int
     bytes_moved: float
+    """By operators other than products of matrices, which are in `flops`."""
     flops: float
     reads: int
     """Times that the host waited for a number."""
@@ -80,14 +81,15 @@ class StepTrace(msgspec.Struct, frozen=True):
 class _Counts(TorchDispatchMode):
     """Counts operators, and answers reads of numbers that fake tensors don't have."""
 
-    def __init__(self, device: str, *, is_plain: bool) -> None:
+    def __init__(self, device: str, *, length: int, is_plain: bool) -> None:
         super().__init__()
         self._kind = device.partition(":")[0]
         self._is_plain = is_plain
         self.is_counting = False
+        self._length = length
         self.launches: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        self.flops: Counter[str] = Counter()
+        self.flops: defaultdict[str, float] = defaultdict(float)
         self.reads = 0
         self.collective_bytes: list[int] = []
 
@@ -98,28 +100,30 @@ class _Counts(TorchDispatchMode):
             return NotImplemented  # it becomes operators on this rank's part
         name = str(func)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if name.startswith("aten._local_scalar_dense") and isinstance(tensors[0], _FAKE):
+        if name.startswith("aten._local_scalar_dense") and isinstance(tensors[0], FakeTensor):
             self.reads += self.is_counting and tensors[0].device.type == self._kind
             return self._is_plain if tensors[0].dtype == torch.bool else 1.0
-        if name.startswith(("aten.allclose", "aten.equal")) and isinstance(tensors[0], _FAKE):
+        if name.startswith(("aten.allclose", "aten.equal")) and isinstance(tensors[0], FakeTensor):
             return True
         out = func(*args, **(kwargs or {}))
         if self.is_counting:
-            self._count(name, func, [*tensors, *(x for x in tree_leaves(out) if isinstance(x, Tensor))])
-            if (packet := func._overloadpacket) in flop_registry:
-                self.flops[name] += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+            flops = 0.0
+            if "varlen_attn" in name:  # causal: half of the products of queries with keys, and with values
+                flops = 2.0 * tensors[0].numel() * self._length * (2.5 if "backward" in name else 1.0)
+            elif (packet := func._overloadpacket) in flop_registry:
+                flops = flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+            self.flops[name] += flops
+            self._count(name, [*tensors, *(x for x in tree_leaves(out) if isinstance(x, Tensor))], flops)
         return out
 
-    def _count(self, name: str, func: Any, tensors: list[Tensor]) -> None:
+    def _count(self, name: str, tensors: list[Tensor], flops: float) -> None:
         on_device = [x for x in tensors if x.device.type == self._kind]
         if name.startswith(("c10d", "_c10d")):
             self.collective_bytes.append(max((x.nbytes for x in on_device), default=0))
         elif on_device and not any(part in name for part in _NO_LAUNCH):
             self.launches[name] += 1
-            self.bytes[name] += sum(x.nbytes for x in on_device)
-
-
-_FAKE = torch._subclasses.fake_tensor.FakeTensor
+            # A product's time is that of its operations.
+            self.bytes[name] += 0 if flops else sum(x.nbytes for x in on_device)
 
 
 class _Tracker(MemTracker):
@@ -214,7 +218,7 @@ def run_step(request: StepRequest, ranks: Ranks | None = None) -> StepTrace:
         model = _model(request, device)
         sizes = model.config.get_text_config()
         is_plain = not any(getattr(sizes, name, None) not in (None, 1, 1.0) for name in _SCALES)
-        counts = _Counts(device, is_plain=is_plain)
+        counts = _Counts(device, length=request.length, is_plain=is_plain)
         with counts:
             backend = TorchBackend(config, model_dir=request.folder, ranks=ranks, model=model)
         policy = backend.trained_model("policy")
@@ -240,15 +244,22 @@ def run_step(request: StepRequest, ranks: Ranks | None = None) -> StepTrace:
 
 
 def _objective(config: TrainConfig, columns: Any, num_tokens: int) -> PolicyObjective:
+    """The recipe's loss. Statistics come from the host, as in a step of several microbatches."""
     loss = make_loss(config.loss, config.auxiliary)
     run = StepRun(columns=columns, trainer_version=0, needs_proximal=loss.needs_proximal)
+    statistics = {}
+    if loss.statistics is not None:
+        with unset_fake_temporarily():
+            current = torch.full((num_tokens,), -1.0)
+            inputs = run.inputs(np.arange(num_tokens), current, is_first=True)
+            statistics = loss.statistics(statistics_inputs(inputs, ALONE))
     return PolicyObjective(
         run,
         loss,
         denominator=config.denominator,
         divisor=float(num_tokens),
         is_first=True,
-        statistics={} if loss.statistics is None else None,
+        statistics=statistics,
     )
 
 
@@ -269,7 +280,7 @@ def _trace(counts: _Counts, tracker: MemTracker, device: str, backend: TorchBack
         peak=peak,
         launches=counts.launches.total(),
         bytes_moved=float(counts.bytes.total()),
-        flops=float(counts.flops.total()),
+        flops=sum(counts.flops.values()),
         reads=counts.reads,
         collectives=len(counts.collective_bytes),
         collective_bytes=float(sum(counts.collective_bytes)),
@@ -279,10 +290,14 @@ def _trace(counts: _Counts, tracker: MemTracker, device: str, backend: TorchBack
 
 
 def main() -> None:
-    """Reads a request from the command line and prints the trace."""
-    request = msgspec.json.decode(sys.argv[1], type=StepRequest)
-    print(json.dumps(msgspec.to_builtins(run_step(request))))
+    """Reads a list of requests from the command line, and prints the list of their traces."""
+    requests = msgspec.json.decode(sys.argv[-1], type=list[StepRequest])
+    sys.stdout.write(json.dumps([msgspec.to_builtins(_alone(request)) for request in requests]) + "\n")
 
 
-if __name__ == "__main__":
-    main()
+def _alone(request: StepRequest) -> StepTrace:
+    try:
+        return run_step(request)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
