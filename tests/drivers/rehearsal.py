@@ -19,7 +19,7 @@ from astraflow.user_input.yaml_files import load_mapping
 from drivers.docs_driver import tool
 from drivers.system_driver import ROOT
 
-__all__ = ["TEMPLATES", "fixture_overrides", "write_model_folders", "write_tasks"]
+__all__ = ["TEMPLATES", "fixture_overrides", "make_tokenizer", "write_model_folders", "write_tasks"]
 
 TEMPLATES = {
     "Llama": "llama3", "Qwen2": "qwen2_5", "Qwen3-VL": "qwen3_vl", "Qwen3": "qwen3", "gemma": "gemma4",
@@ -55,14 +55,15 @@ _NUM_FOLDERS = 8
 """Enough that some are for training."""
 
 
-def _tokenizer(special: list[str]) -> Tokenizer:
+def make_tokenizer(family: str) -> Tokenizer:
+    """A tokenizer trained on the docs, with the special tokens of a family."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     texts = [(ROOT / "docs" / page).read_text() for page in ("bundled.md", "tutorial.md", "algorithms.md")]
     trainer = trainers.BpeTrainer(
         vocab_size=_VOCAB,
-        special_tokens=special,
+        special_tokens=_SPECIAL[family],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -73,7 +74,7 @@ def _tokenizer(special: list[str]) -> Tokenizer:
 def write_model_folders(root: Path) -> None:
     """Writes a folder for each published model below `root`, with weights that take no disk space."""
     tool("full_recipes").model_folders(root)
-    tokenizers = {name: _tokenizer(special) for name, special in _SPECIAL.items()}
+    tokenizers = {name: make_tokenizer(name) for name in _SPECIAL}
     for folder in root.iterdir():
         family = next(name for start, name in TEMPLATES.items() if folder.name.startswith(start))
         tokenizers[family].save(str(folder / "tokenizer.json"))

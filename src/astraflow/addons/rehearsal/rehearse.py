@@ -427,9 +427,9 @@ def _check_hours(rehearsal: Rehearsal, examined: Examined) -> Finding | None:
     )
     shown = ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
     text = (
-        f"{hours:.1f} hours for {steps} steps, {hours * num:,.0f} GPU-hours{cost}; {slowest} "
-        f"dominates ({shown}, {rounds} evaluations {rounds * speeds.eval_s / 3600:.1f}, at the same time) [assumed speeds, "
-        "docs/full_recipes.md]"
+        f"{hours:.1f} hours for {steps} steps, {hours * num:,.0f} GPU-hours{cost}; {slowest} dominates "
+        f"({shown}, {rounds} evaluations {rounds * speeds.eval_s / 3600:.1f}, at the same time) [assumed "
+        "speeds, docs/full_recipes.md]"
     )
     if rehearsal.max_hours and hours > rehearsal.max_hours:
         raise ConfigError(
