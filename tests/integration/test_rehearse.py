@@ -1,6 +1,7 @@
 """`astraflow rehearse` finds planted faults of each kind, and says what to do about each."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,19 +142,25 @@ def test_a_sound_recipe_passes_without_weights_and_says_how_each_figure_was_made
 
 
 _LONG = "words " * 9_000
+_TOO_LONG = "the prompt has .* tokens, but the engine's context has only 8192"
 FAULTS: dict[str, list[tuple[Change, str]]] = {
     "template": [
-        (filed("chat_template.jinja", lambda text: text + "{% if %}"), "chat_template"),
-        (filed("chat_template.jinja", lambda _: "{{ raise_exception('no') }}"), "template fails|renders no"),
+        (filed("chat_template.jinja", lambda text: text + "{% if %}"), "chat template is invalid"),
+        (
+            filed(
+                "chat_template.jinja", lambda _: "{{ raise_exception('no') if enable_thinking is defined }}"
+            ),
+            "its chat template fails: no",
+        ),
         (keyed(template_args={"enable_thoughts": False}), "the chat template of .* never reads it"),
         (keyed(template_args={}, sampling={"max_tokens": 500}), "think aloud"),
         (filed("chat_template.jinja", lambda _: None), "chat template"),
     ],
     "context": [
         (keyed(sampling={"max_tokens": 8192}), "leaves no room for a prompt"),
-        (keyed(rollout__engine__max_context=65_536), "max_context"),
-        (keyed(tasks__sources__train__template="{prompt} " + _LONG[:30_000]), "room for"),
-        (keyed(tasks__sources__train__system=_LONG[:40_000]), "room for"),
+        (keyed(rollout__engine__max_context=65_536), "max_context = 65536"),
+        (keyed(tasks__sources__train__template="{prompt} " + _LONG[:30_000]), _TOO_LONG),
+        (keyed(tasks__sources__train__system=_LONG[:40_000]), _TOO_LONG),
         (keyed(sampling={"max_tokens": 8180}), "room for"),
     ],
     "flags": [
@@ -173,7 +180,7 @@ FAULTS: dict[str, list[tuple[Change, str]]] = {
         (keyed(eval__deadline_s=1.0), "longer than eval.deadline_s = 1"),
         (keyed(rollout__episode_timeout_s=5.0), "longer than rollout.episode_timeout_s = 5"),
         (keyed(rollout__engine__request_timeout_s=1.0), "longer than rollout.engine.request_timeout_s = 1"),
-        (keyed(train__steps=100_000), "longer than --max-hours 1; .* generation more GPUs"),
+        (keyed(train__steps=100_000), "longer than --max-hours 1; .* training more GPUs"),
         (keyed(eval__sets__test__samples=4_000), "longer than eval.deadline_s = 3600"),
     ],
 }
@@ -184,8 +191,6 @@ FAULTS: dict[str, list[tuple[Change, str]]] = {
     [pytest.param(*fault, id=f"{kind}-{idx}") for kind in FAULTS for idx, fault in enumerate(FAULTS[kind])],
 )
 def test_a_planted_fault_is_found(tmp_path: Path, model: Path, change: Change, expected: str) -> None:
-    import re
-
     recipe, folder = recipe_with(tmp_path, model)
     change(recipe, folder)
     try:
@@ -216,8 +221,6 @@ def test_a_planted_fault_is_found(tmp_path: Path, model: Path, change: Change, e
 def test_a_planted_lack_of_memory_is_found(
     tmp_path: Path, model: Path, change: Change, card: str, expected: str
 ) -> None:
-    import re
-
     recipe, folder = recipe_with(tmp_path, model)
     change(recipe, folder)
     found = faults_of(findings_of(recipe, tmp_path, card))

@@ -6,11 +6,12 @@ of each trainer on fake tensors, the servers, and time and space. Each predictio
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from astraflow.addons.doctor.chat_templates import RENDERING_CHECK
 from astraflow.addons.doctor.gpu_checks import check_shares, gpu_users
 from astraflow.addons.doctor.memory import rank_need
 from astraflow.addons.inference_servers.build_report import driver_version, gpu_found
@@ -30,9 +31,9 @@ from astraflow.addons.rehearsal.estimates import (
 from astraflow.addons.rehearsal.fake_rank import FakeRank, fake_rank
 from astraflow.addons.rehearsal.first_prompts import first_prompts
 from astraflow.errors import ConfigError, DataError, Error
-from astraflow.models.families import shard_refusal
 from astraflow.models.model_folder import TOKENIZER_FILES
 from astraflow.models.weight_files import weight_paths
+from astraflow.recipe.model_checks import check_family
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.run.checks import Check, Examined, Finding, make_checks
 from astraflow.run.preflight import all_checks
@@ -96,9 +97,7 @@ def rehearse(rehearsal: Rehearsal) -> Iterator[Finding]:
     examined = Examined(rehearsal.recipe, unbuilt=partial)
     own = [check for check in all_checks() if check.name not in _OF_THIS_MACHINE]
     yield from make_checks(own, ("recipe", "trial"), examined)
-    rehearsal = Rehearsal(
-        examined.recipe, rehearsal.num_gpus, rehearsal.card_name, rehearsal.max_hours, rehearsal.price
-    )
+    rehearsal = replace(rehearsal, recipe=examined.recipe)
     parts: list[tuple[str, Callable[[Rehearsal, Examined], object]]] = [
         ("models", _check_folders),
         ("first prompts", _check_prompts),
@@ -126,7 +125,9 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _check_folders(rehearsal: Rehearsal, examined: Examined) -> None:
-    for name, policy in rehearsal.recipe.policies.items():
+    recipe = rehearsal.recipe
+    readable: list[str] = []
+    for name, policy in recipe.policies.items():
         where = f"{as_written(f'policies.{name}.model')} = {policy.model!r}"
         files = {path.name for path in policy.model_dir.iterdir()} if policy.model_dir.is_dir() else set()
         if "config.json" not in files:
@@ -141,10 +142,15 @@ def _check_folders(rehearsal: Rehearsal, examined: Examined) -> None:
         text += (
             "" if policy.model not in examined.unbuilt else "; sizes from config.json alone, no weights yet"
         )
+        if policy.model in examined.unbuilt:  # others have passed the checks of a run
+            examined.collect("models", check_family, name, policy, recipe.rollout, exact=recipe.exact)
         if not files & set(TOKENIZER_FILES):
             examined.add(Finding("warn", "models", f"{text}; no tokenizer, so prompts aren't rehearsed"))
         else:
             examined.add(Finding("ok", "models", text))
+            readable += [name] if policy.model in examined.unbuilt else []
+    examined.sound = readable
+    RENDERING_CHECK.look(examined)
 
 
 def _check_prompts(rehearsal: Rehearsal, examined: Examined) -> Finding | None:
@@ -195,13 +201,9 @@ def _check_steps(rehearsal: Rehearsal, examined: Examined) -> None:
 
 
 def _check_step(rehearsal: Rehearsal, name: str, policy: PolicyConfig) -> Finding:
-    config = rehearsal.sizes[name].config
-    shard = policy.train.shard
-    if why := shard_refusal(config, tensor=shard.tensor, expert=shard.expert, context=shard.context):
-        raise ConfigError(f"policies.{name}.train.shard.{why}")
     length = min(policy.train.token_budget, getattr(rehearsal.engine, "context", policy.train.token_budget))
     need = rank_need(policy)
-    formula = sum(need.lasting.values(), sum(need.passing.values())) if need else 0.0
+    formula = need.total if need else 0.0
     try:
         traced = fake_rank(policy, length=length)
         total = traced.peak["Total"]
