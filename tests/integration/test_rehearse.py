@@ -134,7 +134,7 @@ def test_a_sound_recipe_passes_without_weights_and_says_how_each_figure_was_made
     assert faults_of(found) == ""
     text = "\n".join(f"{each.check}: {each.detail}" for each in found)
     for said in (
-        "sizes from config.json alone", "leave room", "[fake tensors, 2 and 4 of 28 layers]", "[roofline",
+        "sizes from config.json alone", "leave room", "[fake tensors, 4 and 8 of 28 layers]", "[roofline",
         "not checked: there is no", "[formula]", "GB/s, measured on two cores]", "tokens/s each, assumed]",
         "GPU-hours; ", "dominates",
     ):  # fmt: skip
@@ -150,7 +150,7 @@ FAULTS: dict[str, list[tuple[Change, str]]] = {
             filed(
                 "chat_template.jinja", lambda _: "{{ raise_exception('no') if enable_thinking is defined }}"
             ),
-            "its chat template fails: no",
+            "its chat template fails: TemplateError: no",
         ),
         (keyed(template_args={"enable_thoughts": False}), "the chat template of .* never reads it"),
         (keyed(template_args={}, sampling={"max_tokens": 500}), "think aloud"),

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,34 +68,36 @@ class _Stream:
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: _Stream()
+        return partial(_answer, self)
 
 
-@contextlib.contextmanager
-def fake_gpu() -> Iterator[None]:
+def _answer(answer: Any, *_: object, **__: object) -> Any:
+    return answer
+
+
+def fake_gpu() -> None:
     """Answers what torch asks a driver. Only for a process that computes nothing else."""
     import torch
     import torch.cuda.amp.common as amp
     import torch.utils._foreach_utils as foreach
     from torch._subclasses.fake_tensor import FakeTensor
 
-    answers: dict[str, Any] = {
-        "_lazy_init": lambda: None,
-        "is_initialized": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
-        "synchronize": lambda device=None: None,
-        "Stream": _Stream,
-        "Event": _Stream,
-        "current_stream": _Stream,
-        "default_stream": _Stream,
-        "stream": lambda stream: contextlib.nullcontext(),
-        "get_device_capability": lambda device=None: (9, 0),
-        "is_bf16_supported": lambda including_emulation=True: True,
+    answers = {
+        "_lazy_init": None,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "set_device": None,
+        "synchronize": None,
+        "current_stream": _Stream(),
+        "default_stream": _Stream(),
+        "stream": contextlib.nullcontext(),
+        "get_device_capability": (9, 0),
+        "is_bf16_supported": True,
     }
+    torch.cuda.Stream = torch.cuda.Event = _Stream  # pyright: ignore[reportAttributeAccessIssue]
     for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
-    amp.amp_definitely_not_available = partial(bool)
-    foreach._foreach_supported_types.append(FakeTensor)
-    yield
+        setattr(torch.cuda, name, partial(_answer, answer))
+    amp.amp_definitely_not_available = partial(_answer, False)
+    types: Any = foreach
+    types._foreach_supported_types.append(FakeTensor)

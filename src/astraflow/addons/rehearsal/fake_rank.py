@@ -29,8 +29,8 @@ from astraflow.addons.rehearsal.fake_step import main
 main()
 """
 _TIMEOUT_S = 900.0
-_LAYERS = 2
-"""Layers of the smaller of two models, if the layers are of one kind."""
+_LAYERS = 4
+"""Layers of the smaller of two models, if they are of one kind. With fewer, FSDP2 holds fewer at once."""
 _IRREGULAR = ("num_kv_shared_layers",)
 """Settings of models whose layers differ, so that none can be left out."""
 
@@ -59,8 +59,7 @@ def fake_rank(policy: PolicyConfig, *, length: int) -> FakeRank:
         raise ConfigError("adapters aren't computed on fake tensors")
     library = library_for_fakes()
     backend = {**train.backend.model_dump(mode="json"), "device": "cuda:0"}
-    fields = {**train.model_dump(mode="json"), "backend": backend, "nodes": 1}
-    fields["shard"] = {**fields["shard"], "replicate": train.shard.replicate}
+    fields: dict[str, Any] = {**train.model_dump(mode="json"), "backend": backend, "nodes": 1}
     config = json_object(policy.model_dir / "config.json")
     depth, depths = _depths(config)
     with tempfile.TemporaryDirectory(prefix="astraflow-rehearsal-") as scratch:

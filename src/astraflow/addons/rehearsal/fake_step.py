@@ -38,7 +38,7 @@ from astraflow.trainer.objective import PolicyObjective
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step_run import StepRun, statistics_inputs
 from astraflow.trainer.torch import torch_backend
-from astraflow.trainer.torch.parallel.grid import make_grid
+from astraflow.trainer.torch.parallel.grid import RankGrid, make_grid
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
 
@@ -184,7 +184,13 @@ def _ranks(config: TrainConfig) -> Ranks:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=config.ranks)
     ranks = _OneRank(config.ranks)
     grid = make_grid(ranks, config.shard, device=cast("Any", config.backend).device)
-    torch_backend.make_grid = lambda *_, **__: grid  # a mesh needs the numbers of its ranks
+
+    def known_grid(*_: object, **__: object) -> RankGrid:
+        return grid
+
+    torch_backend.make_grid = (
+        known_grid  # a mesh needs the numbers of its ranks, which fake tensors don't have
+    )
     return ranks
 
 
@@ -212,7 +218,7 @@ def run_step(request: StepRequest, ranks: Ranks | None = None) -> StepTrace:
     fake = FakeTensorMode(allow_non_fake_inputs=True) if request.is_fake else nullcontext()
     with ExitStack() as stack:
         if request.is_fake:
-            stack.enter_context(fake_gpu())
+            fake_gpu()
         ranks = ranks or _ranks(config)
         stack.enter_context(fake)
         model = _model(request, device)
@@ -221,7 +227,7 @@ def run_step(request: StepRequest, ranks: Ranks | None = None) -> StepTrace:
         counts = _Counts(device, length=request.length, is_plain=is_plain)
         with counts:
             backend = TorchBackend(config, model_dir=request.folder, ranks=ranks, model=model)
-        policy = backend.trained_model("policy")
+        policy: Any = backend.trained_model("policy")
         num = max(1, config.token_budget // request.length)
         samples = _samples(num, min(request.length, config.token_budget), backend.vocab_size)
         columns = columns_from_samples(samples, vocab_size=backend.vocab_size)

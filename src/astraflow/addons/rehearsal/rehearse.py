@@ -5,9 +5,9 @@ of each trainer on fake tensors, the servers, and time and space. Each predictio
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from astraflow.addons.rehearsal.estimates import (
 from astraflow.addons.rehearsal.fake_rank import FakeRank, fake_rank
 from astraflow.addons.rehearsal.first_prompts import first_prompts
 from astraflow.errors import ConfigError, DataError, Error
+from astraflow.models.families import context_limit
 from astraflow.models.model_folder import TOKENIZER_FILES
 from astraflow.models.weight_files import weight_paths
 from astraflow.recipe.model_checks import check_family
@@ -38,7 +39,9 @@ from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.run.checks import Check, Examined, Finding, make_checks
 from astraflow.run.preflight import all_checks
 from astraflow.trainer.backend_config import torch_settings
+from astraflow.trainer.memory_need import MemoryNeed
 from astraflow.user_input.mistakes import as_written
+from astraflow.user_input.user_files import json_object
 
 __all__ = ["Rehearsal", "rehearse"]
 
@@ -93,8 +96,8 @@ class Rehearsal:
 def rehearse(rehearsal: Rehearsal) -> Iterator[Finding]:
     """Yields the findings. A part of the recipe that is wrong doesn't keep others from being rehearsed."""
     policies = rehearsal.recipe.policies.values()
-    partial = {policy.model for policy in policies if not _has_weights(policy.model_dir)}
-    examined = Examined(rehearsal.recipe, unbuilt=partial)
+    unbuilt = {policy.model for policy in policies if not _has_weights(policy.model_dir)}
+    examined = Examined(rehearsal.recipe, unbuilt=unbuilt)
     own = [check for check in all_checks() if check.name not in _OF_THIS_MACHINE]
     yield from make_checks(own, ("recipe", "trial"), examined)
     rehearsal = replace(rehearsal, recipe=examined.recipe)
@@ -110,7 +113,7 @@ def rehearse(rehearsal: Rehearsal) -> Iterator[Finding]:
         ("episodes", _check_episodes),
         ("hours", _check_hours),
     ]
-    checks = [Check(name, ("recipe",), lambda seen, look=look: look(rehearsal, seen)) for name, look in parts]
+    checks = [Check(name, ("recipe",), partial(look, rehearsal)) for name, look in parts]
     yield from make_checks(checks, ("recipe",), examined)
 
 
@@ -129,7 +132,7 @@ def _check_folders(rehearsal: Rehearsal, examined: Examined) -> None:
     readable: list[str] = []
     for name, policy in recipe.policies.items():
         where = f"{as_written(f'policies.{name}.model')} = {policy.model!r}"
-        files = {path.name for path in policy.model_dir.iterdir()} if policy.model_dir.is_dir() else set()
+        files = {path.name for path in policy.model_dir.glob("*")}
         if "config.json" not in files:
             remedy = (
                 f"download the small files, e.g. `hf download OWNER/{policy.model_dir.name} --include "
@@ -142,6 +145,7 @@ def _check_folders(rehearsal: Rehearsal, examined: Examined) -> None:
         text += (
             "" if policy.model not in examined.unbuilt else "; sizes from config.json alone, no weights yet"
         )
+        examined.collect("models", _check_positions, rehearsal, policy)
         if policy.model in examined.unbuilt:  # others have passed the checks of a run
             examined.collect("models", check_family, name, policy, recipe.rollout, exact=recipe.exact)
         if not files & set(TOKENIZER_FILES):
@@ -151,6 +155,17 @@ def _check_folders(rehearsal: Rehearsal, examined: Examined) -> None:
             readable += [name] if policy.model in examined.unbuilt else []
     examined.sound = readable
     RENDERING_CHECK.look(examined)
+
+
+def _check_positions(rehearsal: Rehearsal, policy: PolicyConfig) -> None:
+    """Raises: ConfigError if the context is longer than that for which the model was made."""
+    limit = context_limit(json_object(policy.model_dir / "config.json"))
+    context = getattr(rehearsal.engine, "context", 0)
+    if limit and context > limit:
+        raise ConfigError(
+            f"rollout.engine.max_context = {context}, but {policy.model} has {limit} positions, and servers "
+            f"refuse more; set it to {limit} at most"
+        )
 
 
 def _check_prompts(rehearsal: Rehearsal, examined: Examined) -> Finding | None:
@@ -242,9 +257,9 @@ def _work_text(rehearsal: Rehearsal, traced: FakeRank, name: str) -> str:
     )
 
 
-def _cheapest(policy: PolicyConfig, need: Any, excess: float) -> str:
+def _cheapest(policy: PolicyConfig, need: MemoryNeed | None, excess: float) -> str:
     """The setting that saves enough and costs least, or those that save most."""
-    savings = {} if need is None else need.savings
+    savings: Mapping[str, float] = {} if need is None else need.savings
     enough = [setting for setting, size in savings.items() if size >= excess]
     over = f"it is {excess / GB:.1f} GB too much"
     if enough:
