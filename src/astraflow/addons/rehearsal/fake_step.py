@@ -10,6 +10,7 @@ and no memory is used. Trials by which the trainer chooses its layout are taken 
 import json
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -253,7 +254,7 @@ def _objective(config: TrainConfig, columns: Any, num_tokens: int) -> PolicyObje
     """The recipe's loss. Statistics come from the host, as in a step of several microbatches."""
     loss = make_loss(config.loss, config.auxiliary)
     run = StepRun(columns=columns, trainer_version=0, needs_proximal=loss.needs_proximal)
-    statistics = {}
+    statistics: Mapping[str, Tensor] = {}
     if loss.statistics is not None:
         with unset_fake_temporarily():
             current = torch.full((num_tokens,), -1.0)
