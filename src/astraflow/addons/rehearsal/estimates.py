@@ -136,7 +136,8 @@ class Speeds:
     @property
     def containers_s(self) -> float:
         """The time of a step's episodes in containers, of which only so many run at once."""
-        rollout, workflow = self.recipe.rollout, cast("Any", self.recipe.workflow)
+        rollout = self.recipe.rollout
+        workflow = cast("Any", self.recipe.workflow)
         worlds = self.recipe.tasks.environments.values()
         if not any("where" in cast("Any", world).args for world in worlds):
             return 0.0

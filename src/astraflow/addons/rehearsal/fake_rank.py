@@ -69,7 +69,8 @@ def fake_rank(policy: PolicyConfig, *, length: int) -> FakeRank:
             _write_model(folder, policy.model_dir, config, num)
             requests.append({"folder": str(folder), "train": json.dumps(fields), "length": length})
         traces = _ask(library, requests)
-    first, last = traces[0], traces[-1]
+    first = traces[0]
+    last = traces[-1]
     scale = (depth - depths[0]) / max(1, depths[-1] - depths[0])
     peaks = {
         kind: _extended(first["peak"].get(kind, 0.0), last["peak"].get(kind, 0.0), scale)

@@ -228,7 +228,9 @@ def _check_step(rehearsal: Rehearsal, name: str, policy: PolicyConfig) -> Findin
         )
         text = text.replace("total", "in all")
     except Error as err:
-        traced, total, method = None, formula, f"formula, since {err}"
+        traced = None
+        total = formula
+        method = f"formula, since {err}"
         text = need.text() if need else "unknown"
     if policy.train.ranks > 1:
         total += _NCCL_GB * GB
@@ -246,7 +248,8 @@ def _check_step(rehearsal: Rehearsal, name: str, policy: PolicyConfig) -> Findin
 
 def _work_text(rehearsal: Rehearsal, traced: FakeRank, name: str) -> str:
     """What a microbatch computes, with a lower bound of its time."""
-    card, figures = rehearsal.card, traced.figures
+    card = rehearsal.card
+    figures = traced.figures
     seconds = figures["flops"] / card.flop_per_s + figures["bytes_moved"] / card.bytes_per_s
     used = 6 * rehearsal.sizes[name].num_active * traced.num_tokens / seconds / card.flop_per_s
     return (
@@ -325,23 +328,28 @@ def _check_caches(rehearsal: Rehearsal, examined: Examined) -> None:
     if rehearsal.recipe.eval.sets:
         most = rehearsal.recipe.eval.max_per_service or rollout.max_episodes
         kinds["evaluation"] = (engine.eval_share or share, most / num_servers)
-    for name, sizes in rehearsal.sizes.items():
-        for kind, (part, num) in kinds.items():
+    for kind, (part, num) in kinds.items():
+        for name, sizes in rehearsal.sizes.items():
             tokens = cache_tokens(sizes, part * rehearsal.card.gb, gpus_per_server=rehearsal.gpus_per_server)
             text = (
                 f"{name}, {kind}: a server's share of {part:g} holds {max(0, tokens):,} tokens, "
                 f"{max(0, tokens) / num:,.0f} for each of {num:.0f} episodes [formula]"
             )
-            if tokens < engine.context:
-                remedy = f"raise the share, or lower rollout.engine.max_context = {engine.context}"
-                if tokens <= 0:
-                    remedy = "the weights alone don't fit: raise the share, or --tensor-parallel-size"
-                examined.add(Finding("fail", "KV cache", text, remedy))
-            elif tokens < 1000 * num:
-                remedy = "lower rollout.max_episodes (eval.max_per_service), or raise the share"
-                examined.add(Finding("warn", "KV cache", text, remedy))
-            else:
-                examined.add(Finding("ok", "KV cache", text))
+            examined.add(_cache_finding(text, tokens, engine.context, num))
+
+
+def _cache_finding(text: str, tokens: int, context: int, num_episodes: float) -> Finding:
+    """Judges a cache of so many tokens, which must hold a whole context."""
+    if tokens <= 0:
+        remedy = "the weights alone don't fit: raise the share, or --tensor-parallel-size"
+        return Finding("fail", "KV cache", text, remedy)
+    if tokens < context:
+        remedy = f"raise the share, or lower rollout.engine.max_context = {context}"
+        return Finding("fail", "KV cache", text, remedy)
+    if tokens < 1000 * num_episodes:
+        remedy = "lower rollout.max_episodes (eval.max_per_service), or raise the share"
+        return Finding("warn", "KV cache", text, remedy)
+    return Finding("ok", "KV cache", text)
 
 
 # --- time and space -------------------------------------------------------------------------------
