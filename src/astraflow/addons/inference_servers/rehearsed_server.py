@@ -10,6 +10,7 @@ from astraflow.addons.inference_servers.server_process import server_environment
 from astraflow.addons.inference_servers.sglang_api import SglangApi
 from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.errors import ConfigError
+from astraflow.run.checks import Finding
 from astraflow.user_input.interpreters import ask_program, last_line
 
 __all__ = ["check_arguments"]
@@ -31,15 +32,16 @@ parser.parse_args(json.loads(sys.argv[1]))
 }
 """Programs that read a server's arguments as the server does, and end with 2 if one is wrong."""
 _WRONG = 2
+_REMEDY = "install the server (docs/models.md#engines), then rehearse again"
 
 
-def check_arguments(engine: ServerEngineConfig, model: Path) -> str:
-    """Says what was checked; empty if the server isn't installed here.
+def check_arguments(engine: ServerEngineConfig, model: Path) -> Finding:
+    """Says what was checked; a warning if the server isn't installed here.
 
     Raises: ConfigError if the parser refuses an argument, with its words.
     """
     if shutil.which(str(Path(engine.python).expanduser())) is None:
-        return ""
+        return Finding("warn", "servers", f"not checked: there is no {engine.python} here", _REMEDY)
     program = server_program(engine.python)
     api = VllmApi() if engine.name == "vllm" else SglangApi()
     address = Address("http://rehearsed", socket="/tmp/rehearsed.sock", port=1)
@@ -51,5 +53,7 @@ def check_arguments(engine: ServerEngineConfig, model: Path) -> str:
     if done.returncode == _WRONG:
         raise ConfigError(f"rollout.engine.args: {last_line(done.stderr)}; see {engine.name}'s own --help")
     if done.returncode:
-        return f"not checked: {engine.python} can't load its parser ({last_line(done.stderr)[:200]})"
-    return f"{len(words)} words read by the parser of {engine.name} in {engine.python}"
+        text = f"not checked: {engine.python} can't load its parser ({last_line(done.stderr)[:200]})"
+        return Finding("warn", "servers", text, _REMEDY)
+    text = f"{len(words)} words read by the parser of {engine.name} in {engine.python}"
+    return Finding("ok", "servers", text)

@@ -78,4 +78,4 @@ def _files(path: Path) -> list[Path]:
 
 
 def _extends(path: Path) -> Iterator[str]:
-    yield from re.findall(r"^extends: (.+)$", path.read_text(encoding="utf-8"), re.M)
+    yield from re.findall(r"^extends:\s(.+)$", path.read_text(encoding="utf-8"), re.M)
