@@ -18,7 +18,7 @@ __all__ = ["check_arguments"]
 _PARSERS = {
     "vllm": """
 import json, sys
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 make_arg_parser(FlexibleArgumentParser(prog="vllm")).parse_args(json.loads(sys.argv[1]))
 """,
