@@ -18,6 +18,18 @@ from typing import Any, cast
 
 from astraflow.addons.doctor.memory import HostNeed, host_needs, rank_need
 from astraflow.addons.gallery.listing import full_recipes
+from astraflow.addons.rehearsal.cards import head_comment, stated
+from astraflow.addons.rehearsal.estimates import (
+    CONTAINER_TURN_S,
+    FLOP_PER_S,
+    GB,
+    TOKENS_PER_S,
+    TOKENS_PER_SAMPLE,
+    Sizes,
+    Speeds,
+    cache_tokens,
+    engine_option,
+)
 from astraflow.models.file_layout import weights_by_name
 from astraflow.models.loading import empty_causal_lm
 from astraflow.recipe.document import full_mapping, policies_of
@@ -30,18 +42,6 @@ __all__ = ["FullRecipe", "model_folders", "page", "shown_recipes"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "full_recipes.md"
 PUBLISHED = Path(__file__).with_name("published_models.json")
-GB = 1e9
-TOKENS_PER_SAMPLE = 1_500
-TOKENS_PER_S = 40_000
-"""Generated per second and GPU, times billions of active parameters."""
-FLOP_PER_S = 300e12
-"""Of a trainer's GPU."""
-CONTAINER_TURN_S = 10.0
-"""Time of a reply of some hundred tokens and a command in a container, assumed: long commands take longer."""
-_SERVER_GB = 3.0
-"""Memory of a server for anything but weights and KV cache: activations, graphs, and the CUDA context."""
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of the number of experts in configs."""
 _WORDS = {"one": 1, "two": 2, "four": 4, "eight": 8}
 _FAMILY_SIZE = "math"
 """The family that shows each size."""
@@ -108,25 +108,28 @@ class FullRecipe:
     @property
     def card_gb(self) -> int:
         """The memory of a GPU, as the comment at the top of its files says."""
-        return int(self._comment(r"GPUs? of (\d+) GB"))
+        return int(stated(self.entry.path, r"GPUs? of (\d+) GB"))
 
     @property
     def num_nodes(self) -> int:
-        return _WORDS[found] if (found := self._comment(r"(\w+) nodes")) else 1
+        return _WORDS[found] if (found := stated(self.entry.path, r"(\w+) nodes")) else 1
 
     @property
     def num_gpus(self) -> int:
         """GPUs of a node."""
-        return _WORDS[self._comment(r"(\w+) GPUs? of \d+ GB")]
+        return _WORDS[stated(self.entry.path, r"(\w+) GPUs? of \d+ GB")]
 
     @property
     def gpus_per_server(self) -> int:
-        return int(self._option("--tensor-parallel-size") or 1)
+        return int(engine_option(self.recipe, "--tensor-parallel-size") or 1)
 
     @property
     def server_gb(self) -> float:
         """What a server takes of each of its GPUs."""
-        return float(self._option(cast("Any", self.recipe.rollout.engine).share_option)) * self.card_gb
+        return (
+            float(engine_option(self.recipe, cast("Any", self.recipe.rollout.engine).share_option))
+            * self.card_gb
+        )
 
     @property
     def eval_gb(self) -> float:
@@ -156,78 +159,16 @@ class FullRecipe:
 
     def tokens_in(self, server_gb: float) -> int:
         """How many tokens the KV cache of a server holds that takes so much of each of its GPUs."""
-        config, num_weights, _ = self._model
-        room = (server_gb - _SERVER_GB) * self.gpus_per_server - 2 * num_weights / GB
-        kinds = cast("list[str]", config.get("layer_types") or ["full_attention"])
-        # Other layers keep nothing, or the keys of a short window.
-        caching = config["num_hidden_layers"] * kinds.count("full_attention") / len(kinds)
-        head = config.get("global_head_dim") or config.get("head_dim")
-        head = head or config["hidden_size"] // config["num_attention_heads"]
-        return int(room * GB / (2 * 2 * caching * config["num_key_value_heads"] * head))
+        return cache_tokens(self._sizes, server_gb, gpus_per_server=self.gpus_per_server)
 
     @property
     def hours(self) -> float:
-        """The time of all steps: of generating or training, whichever is slower."""
-        _, _, num_active = self._model
-        policy = next(iter(self.recipe.trained.values()))
-        num_tokens = policy.table.group_size * policy.table.batch_groups * TOKENS_PER_SAMPLE
-        generating = self.num_generating * TOKENS_PER_S / (num_active / GB)
-        training = policy.train.ranks * FLOP_PER_S / (8 * num_active)  # with recomputed activations
-        num_policies = len(self.recipe.trained)
-        step_s = max(num_policies * num_tokens / generating, num_tokens / training, self._containers_s)
-        return policy.train.steps * step_s / 3600
-
-    @property
-    def _containers_s(self) -> float:
-        """The time of a step's episodes in containers, of which only so many run at once."""
-        rollout, workflow = self.recipe.rollout, cast("Any", self.recipe.workflow)
-        worlds = self.recipe.tasks.environments.values()
-        if not any("where" in cast("Any", world).args for world in worlds):
-            return 0.0
-        policy = next(iter(self.recipe.trained.values()))
-        num_episodes = policy.table.group_size * policy.table.batch_groups
-        at_once = rollout.services * rollout.max_episodes
-        return num_episodes / at_once * workflow.max_turns * CONTAINER_TURN_S
+        """The time of all steps."""
+        return Speeds(self.recipe, self._sizes, self.num_generating).hours
 
     @cached_property
-    def _model(self) -> tuple[dict[str, Any], int, float]:
-        """The text model's config, and the numbers of weights and of those that a token uses."""
-        model = empty_causal_lm(next(iter(self.recipe.policies.values())).model_dir, device="meta")
-        config = model.config.get_text_config().to_dict()
-        num_weights = sum(p.numel() for p in model.parameters())
-        experts = sum(p.numel() for p in model.parameters() if p.ndim == 3)
-        num_experts = next((config[key] for key in _NUM_EXPERTS if config.get(key)), 1)
-        used = config.get("num_experts_per_tok", 0) / num_experts
-        return config, num_weights, num_weights - experts * (1 - used)
-
-    def _option(self, name: str) -> str:
-        args = cast("Any", self.recipe.rollout.engine).args
-        return args[args.index(name) + 1] if name in args else ""
-
-    def _comment(self, pattern: str) -> str:
-        """The first match in the comments at the top of its files, those of the size last."""
-        for path in reversed(_comment_files(self.entry.path)):
-            head = " ".join(_head(path))
-            if found := re.search(pattern, head):
-                return found[1]
-        return ""
-
-
-def _comment_files(path: Path) -> list[Path]:
-    _, parts = parts_of(path)
-    bases = [] if parts else re.findall(r"[\w./-]+\.yaml", next(iter(_extends(path)), ""))
-    found = [file for base in bases for file in _comment_files((path.parent / base).resolve())]
-    return [*reversed(parts), *found, path][: None if not parts else -1]
-
-
-def _extends(path: Path) -> Iterator[str]:
-    yield from re.findall(r"^extends: (.+)$", path.read_text(encoding="utf-8"), re.M)
-
-
-def _head(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    num = next((idx for idx, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    return [line.removeprefix("#").strip() for line in lines[:num]]
+    def _sizes(self) -> Sizes:
+        return Sizes(next(iter(self.recipe.policies.values())))
 
 
 def model_folders(folder: Path) -> None:
@@ -289,7 +230,7 @@ def _family_rows(folder: Path) -> Iterator[str]:
         recipe = FullRecipe(entry, folder).recipe
         policy = next(iter(recipe.trained.values()))
         lengths = " and ".join(str(p.sampling.max_tokens) for p in recipe.policies.values())
-        data = _head((parts_of(entry.path)[1] or [entry.path])[-1])
+        data = head_comment((parts_of(entry.path)[1] or [entry.path])[-1])
         commands = [line.partition(" comes from: ")[2] for line in data if re.match("Its (data|index)", line)]
         shown = ", ".join(f"`{command}`" for command in commands) or "generated"
         loss = cast("Any", policy.train.loss)
@@ -304,7 +245,7 @@ def _model_rows() -> Iterator[str]:
     for entry in full_recipes():
         if entry.name.startswith(f"{_FAMILY_SIZE}/") and not entry.path.is_file():
             size = entry.name.partition("/")[2]
-            lines = _head(find_entry(f"sizes/{size}").path)
+            lines = head_comment(find_entry(f"sizes/{size}").path)
             command = next(line for line in lines if line.startswith("Its model"))
             yield f"| `{size}` | `{command.partition(': ')[2].partition(', in a')[0]}` |"
 

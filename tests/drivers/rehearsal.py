@@ -1,15 +1,12 @@
-"""Rehearses a recipe of full size: its first prompts with a chat template, and engines that say one word.
+"""Folders of models and tasks for rehearsals of recipes of full size.
 
-Nothing is loaded: the model's folder has its published config, a tokenizer trained on this repository's
+Nothing is loaded: a model's folder has its published config, a tokenizer trained on this repository's
 docs, and a chat template of its family.
 """
 
-import asyncio
 import json
 import random
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +14,13 @@ from recipes.terminal.terminal_folders import folder_of, make_errand, write_fold
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from astraflow.addons.sandbox.shell import BoxFile
-from astraflow.protocols import Capacity
-from astraflow.recipe.recipe import Recipe, load_recipe
-from astraflow.recipe.run_plan import policy_info
-from astraflow.recipe.sources import open_sources
-from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.environments import Environments
-from astraflow.rollout.renderer import load_renderer, load_tokenizer
-from astraflow.rollout.runner import EpisodeRunner
-from astraflow.types import GenerateRequest, Generation, Task
+from astraflow.recipe.recipe import load_recipe
 from astraflow.user_input.yaml_files import load_mapping
-from astraflow.workflows.factory import make_workflow
 from drivers.docs_driver import tool
 from drivers.minecraft_files import write_minecraft
 from drivers.system_driver import ROOT
 
-__all__ = ["TEMPLATES", "Asked", "fixture_overrides", "rehearse", "write_model_folders", "write_tasks"]
+__all__ = ["TEMPLATES", "fixture_overrides", "make_tokenizer", "write_model_folders", "write_tasks"]
 
 TEMPLATES = {
     "Llama": "llama3", "Qwen2": "qwen2_5", "Qwen3-VL": "qwen3_vl", "Qwen3": "qwen3", "gemma": "gemma4",
@@ -61,65 +49,22 @@ _READING = {
 }
 """How Qwen3-VL reads images, by its published preprocessor_config.json."""
 _VOCAB = 4_000
-_NUM_TASKS = 2
 _REQUIREMENT = '- Write `/app/out.json`: {"name": "...", "count": 3}, sorted, without a trailing line.\n'
 _NUM_REQUIREMENTS = 60
 """Lines that make an instruction 5,000 characters long, which few of Terminal-Bench are."""
 _NUM_FOLDERS = 8
 """Enough that some are for training."""
-_MAX_REQUESTS = 24
-"""Requests after which an episode has shown enough, e.g. of an environment with many turns."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request that a policy got."""
-
-    policy: str
-    text: str
-    """The prompt, as the chat template renders it."""
-    num_tokens: int
-    """Of the prompt."""
-    max_tokens: int
-    opens_thought: bool
-    """Whether the prompt ends within the model's reasoning."""
-
-
-@dataclass
-class _OneWordEngine:
-    """Answers every request with one word, and records it."""
-
-    policy: str
-    tokenizer: Any
-    word: tuple[int, ...]
-    max_context: int
-    asked: list[tuple[str, GenerateRequest]] = field(default_factory=list[tuple[str, GenerateRequest]])
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        self.asked.append((self.policy, request))
-        if len(self.asked) >= _MAX_REQUESTS:
-            raise _SeenEnoughError
-        size = len(self.word)
-        return Generation(
-            token_ids=self.word, logprobs=(-1.0,) * size, versions=(0,) * size, finish_reason="stop"
-        )
-
-    def capacity(self) -> Capacity:
-        return Capacity(1, 0, 0, self.max_context, 0)
-
-
-class _SeenEnoughError(Exception):
-    pass
-
-
-def _tokenizer(special: list[str]) -> Tokenizer:
+def make_tokenizer(family: str) -> Tokenizer:
+    """A tokenizer trained on the docs, with the special tokens of a family."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     texts = [(ROOT / "docs" / page).read_text() for page in ("bundled.md", "tutorial.md", "algorithms.md")]
     trainer = trainers.BpeTrainer(
         vocab_size=_VOCAB,
-        special_tokens=special,
+        special_tokens=_SPECIAL[family],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -130,7 +75,7 @@ def _tokenizer(special: list[str]) -> Tokenizer:
 def write_model_folders(root: Path) -> None:
     """Writes a folder for each published model below `root`, with weights that take no disk space."""
     tool("full_recipes").model_folders(root)
-    tokenizers = {name: _tokenizer(special) for name, special in _SPECIAL.items()}
+    tokenizers = {name: make_tokenizer(name) for name in _SPECIAL}
     for folder in root.iterdir():
         family = next(name for start, name in TEMPLATES.items() if folder.name.startswith(start))
         tokenizers[family].save(str(folder / "tokenizer.json"))
@@ -188,49 +133,3 @@ def write_tasks(folder: Path) -> None:
         files["instruction.md"] = BoxFile((f"{text}\n" + _REQUIREMENT * _NUM_REQUIREMENTS).encode())
         files["environment/Dockerfile"] = BoxFile(b"FROM ubuntu:24.04\nWORKDIR /app\nCOPY files .\n")
         write_folder(files, folder / f"errand-{idx}")
-
-
-async def rehearse(recipe: Recipe) -> list[Asked]:
-    """Plays the first tasks of each source, and returns what the policies were asked."""
-    engines: dict[str, _OneWordEngine] = {}
-    hosted: dict[str, HostedPolicy] = {}
-    for name, policy in recipe.policies.items():
-        tokenizer = load_tokenizer(policy.model_dir)
-        word = (*tokenizer.encode("yes", add_special_tokens=False), tokenizer.eos_token_id)
-        context: Any = recipe.rollout.engine
-        engines[name] = _OneWordEngine(name, tokenizer, word, context.context)
-        renderer = load_renderer(policy.model_dir, policy.template_args)
-        hosted[name] = HostedPolicy(policy_info(name, policy), engines[name], renderer)  # type: ignore[arg-type]
-    environments = Environments(recipe.tasks.environments)
-    await environments.open()
-    try:
-        runner = EpisodeRunner(hosted, make_workflow(recipe.workflow), _score, environments=environments)
-        async with runner:
-            for source in open_sources(recipe).train.values():
-                for idx in range(_NUM_TASKS):
-                    with suppress(_SeenEnoughError):
-                        async with asyncio.timeout(60):
-                            await runner.episode(source.task(idx), seed=idx)
-    finally:
-        await environments.close()
-    return [
-        _asked(name, request, engine, hosted[name])
-        for name, engine in engines.items()
-        for _, request in engine.asked
-    ]
-
-
-async def _score(task: Task, text: str) -> float:
-    del task, text
-    return 0.0
-
-
-def _asked(name: str, request: GenerateRequest, engine: _OneWordEngine, hosted: HostedPolicy) -> Asked:
-    text = engine.tokenizer.decode(list(request.token_ids), skip_special_tokens=False)
-    return Asked(
-        name,
-        text,
-        len(request.token_ids),
-        request.sampling.max_tokens,
-        bool(hosted.read(request.token_ids, ())[0]),
-    )

@@ -11,10 +11,12 @@ import pytest
 
 from astraflow.addons.doctor.gpu_checks import check_shares, gpu_users
 from astraflow.addons.gallery.listing import full_recipes
+from astraflow.addons.rehearsal.first_prompts import Asked, first_prompts
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.recipe.sources import open_sources
 from astraflow.run.preflight import check_recipe
-from drivers.rehearsal import Asked, fixture_overrides, rehearse, write_model_folders, write_tasks
+from drivers.rehearsal import fixture_overrides, write_model_folders, write_tasks
 from drivers.system_driver import ROOT
 
 pytestmark = pytest.mark.timeout(120)
@@ -107,6 +109,6 @@ async def test_a_recipe_passes_its_dry_run_and_its_first_prompts_have_room(
     recipe = recipe_of(name, models, tasks)
     assert mistakes_of(recipe) == []
     check_shares(gpu_users(recipe))
-    asked = await rehearse(recipe)
+    asked = await first_prompts(recipe, open_sources(recipe))
     assert {each.policy for each in asked} >= recipe.trained.keys()
     check_prompts(asked, recipe)

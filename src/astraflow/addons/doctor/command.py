@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe
     from astraflow.run.checks import Finding
 
-__all__ = ["DOCTOR", "doctor"]
+__all__ = ["DOCTOR", "doctor", "tell"]
 
 _COLORS = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
 
@@ -69,18 +69,18 @@ async def _examine(recipe: "Recipe | None", run_dir: Path, *, with_drift: bool) 
     levels: list[str] = []
     async for finding in examine(recipe, run_dir):
         levels.append(finding.level)
-        _tell(finding)
+        tell(finding)
     if recipe is not None and with_drift and "fail" not in levels:
         from astraflow.addons.doctor.drift import drift_finding, measure_drift  # heavy: imports a whole run
 
         for finding in [drift_finding(measured) for measured in await measure_drift(recipe)]:
             levels.append(finding.level)
-            _tell(finding)
+            tell(finding)
     print(", ".join(f"{levels.count(level)} {level}" for level in ("ok", "warn", "fail")))
     return 1 if "fail" in levels else 0
 
 
-def _tell(finding: "Finding") -> None:
+def tell(finding: "Finding") -> None:
     level = typer.style(f"{finding.level:<4}", fg=_COLORS[finding.level])
     detail = f": {finding.detail}" if finding.detail else ""
     typer.echo(f"{level}  {finding.check}{detail}")

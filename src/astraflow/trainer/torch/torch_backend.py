@@ -156,7 +156,7 @@ class TorchBackend(ModelVerbs):
         self._backend = backend
         self._device = _check_device(backend.device)
         grid = self._grid = make_grid(ranks, config.shard, device=backend.device)
-        free = free_bytes(self._device)
+        free = free_bytes(self._device) if model is None else float("inf")
         self._model, source = (model, None) if model else open_model(model_dir, grid)
         self._vocab_size = vocab_size_of(self._model)
         self._lora: Lora | None = None

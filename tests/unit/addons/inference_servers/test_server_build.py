@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from astraflow.addons.inference_servers.build_report import driver_version, newest_cuda
 from astraflow.addons.inference_servers.config import SglangEngineConfig, VllmEngineConfig
 from astraflow.errors import ConfigError
+from drivers.server_pythons import install_driver, make_program, make_python
 
 REMAKE = r".*rm -rf \.venv-vllm && make \.venv-vllm"
 KERNEL = (
@@ -20,50 +22,10 @@ OPEN_KERNEL = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.0
 BANNER = "| NVIDIA-SMI 575.57.08   Driver Version: 575.57.08   CUDA Version: 12.9 |"
 
 
-def make_program(path: Path, script: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
-
-
-def make_python(
-    folder: Path,
-    version: str = "0.32.0",
-    *,
-    cuda: str = "",
-    torch: str = "2.13.0",
-    package: str = "vllm",
-    library: str = "vllm",
-    devices: str = "def device_count(): return 8\ndef get_device_name(idx): return 'NVIDIA H100'\n",
-) -> str:
-    """A Python with a server and a torch of these versions."""
-    site = folder / "site"
-    files = {
-        f"{library}/__init__.py": f"__version__ = {version!r}",
-        f"{package.replace('-', '_')}-{version}.dist-info/METADATA": f"Name: {package}\nVersion: {version}\n",
-        "torch/__init__.py": "",
-        "torch/version.py": f"__version__ = {torch!r}\ncuda = {cuda or None!r}\nhip = None\n",
-        "torch/cuda.py": devices,
-    }
-    for name, text in files.items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(text)
-    return str(make_program(folder / "python", f'PYTHONPATH={site} exec {sys.executable} "$@"'))
-
-
 @pytest.fixture
 def set_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Gives this machine a driver and a GPU."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    def install(version: str) -> None:
-        if version:
-            script = f"case $1 in -L) echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)';; *) echo {version};; esac"
-            make_program(tmp_path / "bin" / "nvidia-smi", script)
-        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-
-    return install
+    return partial(install_driver, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""`astraflow rehearse`: computes what a recipe needs and costs on GPUs, on a machine without any."""
