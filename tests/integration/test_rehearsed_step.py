@@ -14,6 +14,11 @@ from astraflow.addons.rehearsal.fake_gpu import library_for_fakes
 pytestmark = pytest.mark.timeout(300)
 
 _STEP = Path(__file__).parents[1] / "drivers" / "step_driver.py"
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "MALLOC_MMAP_THRESHOLD_": "65536",  # gives the memory of freed tensors back
+}
 _IDS = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "max_position_embeddings": 2048}
 SHAPES: dict[str, dict[str, Any]] = {
     "SmolLM2-135M": {
@@ -47,7 +52,7 @@ def trace_of(folder: Path, shape: str, train: dict[str, Any], *, is_fake: bool) 
             [sys.executable, str(_STEP), json.dumps(request), str(rank), str(num), str(meeting)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            env={**os.environ, **_ENVIRONMENT},
         )
         for rank in range(num)
     ]

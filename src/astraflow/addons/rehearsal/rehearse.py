@@ -32,7 +32,7 @@ from astraflow.addons.rehearsal.fake_rank import FakeRank, fake_rank
 from astraflow.addons.rehearsal.first_prompts import first_prompts
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.models.families import context_limit
-from astraflow.models.model_folder import TOKENIZER_FILES
+from astraflow.models.model_folder import has_tokenizer
 from astraflow.models.weight_files import weight_paths
 from astraflow.recipe.model_checks import check_family
 from astraflow.recipe.recipe import PolicyConfig, Recipe
@@ -132,8 +132,7 @@ def _check_folders(rehearsal: Rehearsal, examined: Examined) -> None:
     readable: list[str] = []
     for name, policy in recipe.policies.items():
         where = f"{as_written(f'policies.{name}.model')} = {policy.model!r}"
-        files = {path.name for path in policy.model_dir.glob("*")}
-        if "config.json" not in files:
+        if not (policy.model_dir / "config.json").is_file():
             remedy = (
                 f"download the small files, e.g. `hf download OWNER/{policy.model_dir.name} --include "
                 f"'*.json' '*.jinja' --local-dir {policy.model_dir}`: the rehearsal needs no weights"
@@ -148,7 +147,7 @@ def _check_folders(rehearsal: Rehearsal, examined: Examined) -> None:
         examined.collect("models", _check_positions, rehearsal, policy)
         if policy.model in examined.unbuilt:  # others have passed the checks of a run
             examined.collect("models", check_family, name, policy, recipe.rollout, exact=recipe.exact)
-        if not files & set(TOKENIZER_FILES):
+        if not has_tokenizer(policy.model_dir):
             examined.add(Finding("warn", "models", f"{text}; no tokenizer, so prompts aren't rehearsed"))
         else:
             examined.add(Finding("ok", "models", text))
@@ -172,7 +171,7 @@ def _check_prompts(rehearsal: Rehearsal, examined: Examined) -> Finding | None:
     """Raises: ConfigError if a prompt leaves no room for a whole answer."""
     recipe = rehearsal.recipe
     folders = [policy.model_dir for policy in recipe.policies.values()]
-    if not all(any((folder / name).is_file() for name in TOKENIZER_FILES) for folder in folders):
+    if not all(map(has_tokenizer, folders)):
         return None
     if not examined.sources.train:
         return Finding("warn", "first prompts", "not rehearsed, since no data source could be opened")
