@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.rollout.engines.experts import ExpertRecorder
+from astraflow.rollout.engines.pages import Page
 from astraflow.rollout.engines.requests import StopText
 from astraflow.rollout.engines.sampling import Restriction, SamplingRows, uniforms
 from astraflow.types import FinishReason, Generation, Media, Sampling
@@ -50,6 +51,8 @@ class Job:
     """Hash of the prompt, for finding requests that can share the prompt's keys and values."""
     row: int = -1
     """Its row while it runs, otherwise -1."""
+    kept: Page | None = None
+    """A page in the middle of the prompt, if the pool had it when the request came."""
     ended: Generation | None = None
     """Its result, once it has one."""
     marks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])

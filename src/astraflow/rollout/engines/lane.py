@@ -3,10 +3,11 @@
 A `Lane` admits requests, advances them token by token, and replaces the weights. It is passive: it has no
 threads and no clock. Its owner calls `step` while `has_work` is true, and results go out through
 `Job.resolve`. Requests join and leave between any two steps. If several requests share a prompt, it is
-prefilled once, and as long as they sample the same tokens, they are computed as one (`branches`). The next
-turn of a conversation continues from the keys and values of the turn before it (`ended`). After the weights
-are replaced, the keys and values of all running requests are recomputed (once for a shared prompt).
-So every later logprob is that of a full forward pass with the new version.
+prefilled once, and as long as they sample the same tokens, they are computed as one (`branches`). A request
+that shares a prefix with an earlier one, as the next turn of a conversation does, continues from that
+prefix's keys and values (`pages`). A long prompt is prefilled in pieces, between which the running requests
+are advanced. After the weights are replaced, the keys and values of all running requests are recomputed (once
+for a shared prompt). So every later logprob is that of a full forward pass with the new version.
 
 `Lanes` are the weight slots of an engine. `live` follows the newest version, and `pinned` serves one exact
 version for evaluation. The pinned lane runs on a second copy of the model, which is built when it is first
@@ -30,11 +31,11 @@ from astraflow.models.loading import FittedTensors, empty_causal_lm, install_ten
 from astraflow.protocols import SlotName
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.branches import Branches
-from astraflow.rollout.engines.cache import KvCache, row_moves
-from astraflow.rollout.engines.ended import Ended
+from astraflow.rollout.engines.cache import PAGE, KvCache, row_moves
 from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
+from astraflow.rollout.engines.pages import Page, Pages
 from astraflow.rollout.engines.requests import stop_ids
 from astraflow.rollout.engines.room import fitting_slots
 from astraflow.rollout.engines.sampling import pick_tokens
@@ -48,7 +49,7 @@ __all__ = ["Lane", "Lanes", "LoadedModel"]
 
 _PREFILL_TOKENS = 4096
 """Largest number of tokens in one prefill call, including padding. It bounds the call's memory, and how long
-the running requests have to wait for it."""
+the running requests have to wait for it. A longer prompt is prefilled in pieces of this size."""
 _CPU_PREFILL_TOKENS = 1024
 """The same on a CPU, whose caches hold the activations of fewer tokens."""
 _STRETCH_POSITIONS = 65_536
@@ -56,6 +57,11 @@ _STRETCH_POSITIONS = 65_536
 _MIN_FILL = 0.6
 """Each row in a prefill call has at least this share of the longest row's length. Shorter rows would be
 mostly padding."""
+_ADMISSION_CALLS = 4
+"""A step admits no more requests once their prompts fill this many prefill calls."""
+_MAX_PASSED = 8
+"""The oldest request has to wait for at most this many admissions per slot of others that continue a kept
+prefix. In a crowded lane, it costs the others' prefixes their pages."""
 _MAX_DELAY_STEPS = 4
 """Largest number of steps for which admission is delayed. A prefill call costs about as much as a step, so it
 pays to wait for other requests to share it."""
@@ -80,9 +86,11 @@ class Lane:
         max_context: int,
         stop_ids: frozenset[int],
         version: int,
+        num_spare: int = 0,
         recorder: ExpertRecorder | None = None,
     ) -> None:
-        """`recorder`: records the experts that the model of `forward` chooses; None records none."""
+        """`num_spare`: the size of the pool for prefixes, in slots. `recorder`: records the experts that the
+        model of `forward` chooses; None records none."""
         self.version = version
         self.generated_tokens = 0
         """Number of tokens generated since the lane was made. It never decreases."""
@@ -91,12 +99,20 @@ class Lane:
         self._forward = forward
         self._device = shape.device
         self._max_tokens = _CPU_PREFILL_TOKENS if shape.device.type == "cpu" else _PREFILL_TOKENS
-        self.cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
+        self.cache = KvCache(shape, num_slots=num_slots + num_spare, max_context=max_context)
         self._recorder = recorder
         self._rows = Rows(num_slots, max_context, vocab_size, recorder)
         self._branches = Branches(num_slots)
-        self._ended = Ended(num_slots)
+        self._pages = Pages(self.cache, num_spare)
         self._waiting: deque[Job] = deque()
+        self._num_passed = 0
+        """Number of admissions in a row that were not of the oldest request."""
+        self._staged: Job | None = None
+        """The request whose prompt is prefilled in pieces, in the last slot of the rows."""
+        self._num_staged = 0
+        """Number of its tokens whose keys and values are there."""
+        self.num_calls = 0
+        """Number of model calls for prompts since the lane was made. It shows that a long step goes on."""
         self._num_delays = 0
         """Number of steps for which admission has been delayed since the last one."""
         self._is_stop = np.zeros(vocab_size, np.bool_)
@@ -115,20 +131,32 @@ class Lane:
     @property
     def num_waiting(self) -> int:
         """Number of requests that wait for a row."""
-        return len(self._waiting)
+        return len(self._queued)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would advance or admit a request."""
-        return bool(self._rows.count or self._waiting)
+        return bool(self._rows.count or self._queued)
 
     @property
     def is_held(self) -> bool:
         """Whether requests for exactly this version run or wait here."""
-        return any(job.version >= 0 for job in (*self._rows.jobs, *self._waiting))
+        return any(job.version >= 0 for job in (*self._rows.jobs, *self._queued))
+
+    @property
+    def _queued(self) -> list[Job]:
+        return [*self._waiting] if self._staged is None else [self._staged, *self._waiting]
+
+    @property
+    def _num_free(self) -> int:
+        """Number of rows for further requests."""
+        return self._rows.num_free - (self._staged is not None)
 
     def submit(self, job: Job) -> None:
         """Queues a request."""
+        found = [] if job.media else self._pages.find(job.prompt)[0]
+        middle = len(job.prompt) // PAGE // 2
+        job.kept = found[middle] if middle < len(found) else None
         self._waiting.append(job)
 
     def drop(self, job: Job) -> Generation | None:
@@ -136,15 +164,19 @@ class Lane:
         begun = job.ended
         if self._rows.holds(job):
             begun = self._rows.beginning(job.row)
+            self._keep(np.array([job.row]))
             self._release(np.array([job.row]))
+        elif job is self._staged:
+            self._staged = None
         elif job in self._waiting:
             self._waiting.remove(job)
         return begun
 
     def drain(self) -> list[Job]:
         """Removes and returns all requests, running and waiting."""
-        jobs = [*self._rows.jobs, *self._waiting]
+        jobs = [*self._rows.jobs, *self._queued]
         self._waiting.clear()
+        self._staged = None
         self._release(np.arange(self._rows.count))
         return jobs
 
@@ -157,8 +189,9 @@ class Lane:
         self.recompute()
 
     def recompute(self) -> None:
-        """Computes the keys and values of running requests again, and forgets those of ended ones."""
-        self._ended.clear()
+        """Computes the keys and values of running requests again, and forgets all other ones."""
+        self._pages.clear()
+        self._num_staged = 0
         self._refill()
 
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -172,9 +205,13 @@ class Lane:
 
     def step(self) -> None:
         """Admits waiting requests, advances every running one by a token, and resolves those that end."""
+        if self._staged is not None:
+            self._extend_staged(self._staged)
         if self._is_admission_due():
             self._admit()
         rows = self._rows
+        if not rows.count:
+            return  # the first piece of a prompt
         count = self._branches.count
         newest = torch.from_numpy(self._branches.newest[:count]).to(self._device)
         logits = self._forward.decode(newest, self._branches.positions[:count], self.cache)
@@ -220,53 +257,47 @@ class Lane:
                     f"version {self.version} gives logprobs that are not finite; have the weights diverged?"
                 )
                 outcomes.append(RolloutError(message))
+        if is_finite.all():
+            self._keep(ended)
+        else:
+            self._pages.clear()
         # The results were read above, because `_release` moves other rows into these. `resolve` comes last,
         # so that the rows are free before a caller submits another request.
         self._release(ended)
-        if not is_finite.all():
-            self._ended.clear()
         for job, outcome in zip(jobs, outcomes, strict=True):
             job.resolve(outcome)
 
     def _release(self, ended: NDArray[np.int64]) -> None:
         """Frees rows, given in ascending order, and then forks and frees branches."""
         rows = self._rows
-        sequences = self._sequences(ended)
         rows.remove(ended)
         live = slice(rows.count)
         rows.branches[live], sources, targets = self._branches.regroup(
             rows.branches[live], rows.positions[live], rows.newest[live]
         )
-        kept = self._ended.keep(sequences, self._branches.count)
-        self._move([*zip(sources.tolist(), targets.tolist(), strict=True), *kept])
+        self._share(sources, targets, self._branches.positions)
 
-    def _sequences(self, ended: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
-        """Branch -> the tokens in the cache, for the branches all of whose rows end. Images aren't tokens, so
-        prompts with images are left out."""
-        if not ended.size:
-            return {}
+    def _keep(self, ended: NDArray[np.int64]) -> None:
+        """Keeps the sequences of the branches all of whose rows end. Images aren't tokens, so sequences with
+        images are left out."""
         rows = self._rows
         of_rows = rows.branches[: rows.count]
         others = set(np.delete(of_rows, ended).tolist())
-        return {
-            int(of_rows[row]): rows.tokens[row, : rows.positions[row]].copy()
-            for row in ended.tolist()
-            if int(of_rows[row]) not in others and not rows.jobs[row].media
-        }
-
-    def _move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copies slots of the cache, from and to, all at once."""
-        if moves:
-            sources, targets = np.array(moves).T
-            longest = self._branches.positions[: self._branches.count].max(initial=self._ended.longest)
-            self.cache.move(sources, targets, int(longest))
+        ending = {int(of_rows[row]): row for row in ended.tolist() if not rows.jobs[row].media}
+        self._pages.keep(
+            {
+                branch: tuple(rows.tokens[row, : rows.positions[row]].tolist())
+                for branch, row in ending.items()
+                if branch not in others
+            }
+        )
 
     # --- admission --------------------------------------------------------------------------------
 
     def _is_admission_due(self) -> bool:
         """Whether this step admits. Up to `_MAX_DELAY_STEPS`, it waits for more requests to share a
         prefill."""
-        num_ready = min(len(self._waiting), self._rows.num_free)
+        num_ready = min(len(self._waiting), self._num_free)
         if num_ready == 0:
             return False
         running = self._rows.count
@@ -276,47 +307,79 @@ class Lane:
         self._num_delays = 0
         return True
 
+    def _next(self) -> Job:
+        """Takes the next request from the queue: the oldest one that continues a kept prefix, unless the
+        oldest of all has waited for too many of these.
+
+        In the order of arrival, a crowded lane would drop each prefix shortly before it is needed.
+        """
+        oldest = self._waiting[0]
+        job = oldest
+        if self._num_passed < _MAX_PASSED * len(self._branches.positions):
+            kept = (job for job in self._waiting if job.kept is not None and job.kept.number >= 0)
+            job = next(kept, oldest)
+        self._num_passed = 0 if job is oldest else self._num_passed + 1
+        self._waiting.remove(job)
+        return job
+
     def _admit(self) -> None:
-        """Gives free rows to waiting requests, and prefills each prompt that is not in the cache yet, once.
+        """Gives free rows to waiting requests, and computes what is new in their prompts, once.
 
         A request that shares its prompt with another one admitted in this step shares its branch. One that
-        shares it with a running row gets a branch with a copy of that row's prefix. One that continues an
-        ended request gets that request's slot, and what is new in its prompt is added.
+        shares it with a running row gets a branch with a copy of that row's prefix. Any other one gets a copy
+        of the longest kept prefix.
         """
         rows = self._rows
         branches = self._branches
         known = {job.prompt_key: job for job in rows.jobs}
         num_before = rows.count
-        fresh = list[int]()
+        fresh = dict[int, Job]()
+        found = dict[int, list[Page]]()
         starts = np.zeros(len(branches.positions), np.int64)
-        sources = list[int]()
-        targets = list[int]()
-        for _ in range(min(len(self._waiting), rows.num_free)):
-            job = self._waiting.popleft()
+        shared = list[tuple[int, int]]()
+        room = _ADMISSION_CALLS * self._max_tokens
+        while self._waiting and self._num_free and room > 0:
+            job = self._next()
             source = known.get(job.prompt_key, job)
             # Prompts are compared too, because keys are hashes and may collide.
             is_shared = source is not job and source.full_prompt == job.full_prompt
             if is_shared and source.row >= num_before:
                 rows.add(job, int(rows.branches[source.row]), self.version)
                 continue
-            branch = branches.open(job.prompt)
             # An image is not in the tokens, so a prompt with images continues nothing.
-            continued = () if is_shared or job.media else job.prompt
-            starts[branch], moves = self._ended.take(branch, continued)
-            self._move(moves)
+            is_whole = is_shared or job.media
+            pages, num_found = ([], 0) if is_whole else self._pages.find(job.prompt[:-1])
+            num_new = len(job.prompt) - 1 - num_found
+            if num_new > self._max_tokens and not is_whole:
+                if self._staged is not None:
+                    self._waiting.appendleft(job)
+                    break
+                self._staged = job
+                self._num_staged = num_found
+                self._pages.copy({len(starts) - 1: pages})
+                self.cache.shifts[len(starts) - 1] = 0
+                continue
+            branch = branches.open(job.prompt)
             # The slot may have the shift of an earlier request. `prefill` sets it again if there are images.
             self.cache.shifts[branch] = 0
             if is_shared:
-                sources.append(int(rows.branches[source.row]))
-                targets.append(branch)
+                shared.append((int(rows.branches[source.row]), branch))
             else:
-                fresh.append(branch)
+                fresh[branch] = job
+                found[branch] = pages
+                starts[branch] = num_found
+                room -= num_new
             rows.add(job, branch, self.version)
             known[job.prompt_key] = job
+        self._pages.copy(found)
         # A branch's position is that of its newest token, so as a length it leaves that token out.
         self._prefill([branch for branch in fresh if not starts[branch]], branches.positions)
         self._extend([branch for branch in fresh if starts[branch]], starts[: branches.count])
+        sources, targets = np.array(shared, np.int64).reshape(-1, 2).T
         self._share(sources, targets, branches.positions)
+        self._pages.keep(
+            {branch: job.prompt[:-1] for branch, job in fresh.items() if not job.media}, is_running=True
+        )
         # New branches stand at the end whatever their length. Branches of similar length are moved together
         # now, since each block of the cache costs as much as its longest row.
         movers, places = row_moves(branches.positions[: branches.count] + 1)
@@ -324,6 +387,23 @@ class Lane:
             self.cache.move(movers, places, int(branches.positions[movers].max()))
             live = slice(rows.count)
             rows.branches[live] = branches.move(rows.branches[live], movers, places)
+
+    def _extend_staged(self, job: Job) -> None:
+        """Computes the next piece of a long prompt. After the last one, the request gets its row."""
+        slot = len(self._branches.positions) - 1
+        start = self._num_staged
+        end = min(start + self._max_tokens, len(job.prompt) - 1)
+        rows = torch.tensor([slot], device=self._device)
+        stretch = self.cache.stretch(rows, torch.full_like(rows, start), end - start, reach=end)
+        tokens = torch.tensor([job.prompt[start:end]], device=self._device)
+        self._forward.extend(tokens, stretch, self.cache)
+        self._num_staged = end
+        if end == len(job.prompt) - 1:
+            self._staged = None
+            branch = self._branches.open(job.prompt)
+            self.cache.move(np.array([slot]), np.array([branch]), end)
+            self._rows.add(job, branch, self.version)
+            self._pages.keep({branch: job.prompt[:-1]}, is_running=True)
 
     def _refill(self) -> None:
         """Recomputes the keys and values of all branches after the weights have been replaced.
@@ -343,7 +423,7 @@ class Lane:
         self._prefill([branches[0] for branches in groups], prefixes)
         sources = [branches[0] for branches in groups for _ in branches[1:]]
         targets = [branch for branches in groups for branch in branches[1:]]
-        self._share(sources, targets, prefixes)
+        self._share(np.array(sources, np.int64), np.array(targets, np.int64), prefixes)
         self._extend([branch for branches in groups for branch in branches], prefixes)
 
     def _rows_of_branches(self) -> NDArray[np.int64]:
@@ -360,11 +440,14 @@ class Lane:
             media = [self._rows.jobs[row].media for row in map(int, rows[chunk])]
             at = torch.from_numpy(chunk).to(self._device)
             self._forward.prefill(tokens, at, self.cache, media if any(media) else None)
+            self.num_calls += 1
 
-    def _share(self, sources: Sequence[int], targets: Sequence[int], lengths: NDArray[np.int64]) -> None:
+    def _share(
+        self, sources: NDArray[np.int64], targets: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> None:
         """Copies the keys and values of the first `lengths[target]` positions from sources to targets."""
-        if sources:
-            self.cache.move(np.array(sources), np.array(targets), int(lengths[targets].max()))
+        if len(sources):
+            self.cache.move(sources, targets, int(lengths[targets].max()))
 
     def _extend(self, branches: Sequence[int], starts: NDArray[np.int64]) -> None:
         """Computes the keys and values of the given branches, from each one's start on.
@@ -384,6 +467,7 @@ class Lane:
             )
             tokens = self._rows.tokens[rows[chunk][:, None], stretch.positions.cpu().numpy()]
             self._forward.extend(torch.from_numpy(tokens).to(self._device), stretch, self.cache)
+            self.num_calls += 1
 
 
 def _chunks(
@@ -470,6 +554,7 @@ class Lanes:
             max_context=config.context,
             stop_ids=stop_ids(model, snapshot.model_dir),
             version=snapshot.version,
+            num_spare=config.spare_slots(self.num_slots),
             recorder=ExpertRecorder(model) if config.record_experts else None,
         )
         return LoadedModel(model, lane)

@@ -74,7 +74,14 @@ class Bench:
     def __init__(self, *, num_slots: int = 4, stop_ids: frozenset[int] = frozenset(), seed: int = 0) -> None:
         self.model = make_random_model(seed=seed)
         self.forward = Recording(make_forward(self.model, max_context=64))
-        self.lane = Lane(self.forward, num_slots=num_slots, max_context=64, stop_ids=stop_ids, version=0)
+        self.lane = Lane(
+            self.forward,
+            num_slots=num_slots,
+            max_context=64,
+            stop_ids=stop_ids,
+            version=0,
+            num_spare=num_slots,
+        )
         self.outcomes: dict[str, Outcome] = {}
 
     def submit(
