@@ -23,8 +23,9 @@ __all__ = ["PAGE", "AttentionRule", "CacheShape", "KvCache", "Stretch", "causal_
 
 PAGE = 8
 """Number of positions of a page."""
-_MOVED_PAGES = 256
-"""Number of pages that are copied in one call, which takes as much memory as they have."""
+_MOVED_PAGES = 8192
+"""Number of pages of a layer that are copied in one call, if there are several layers. The call takes as much
+memory as they have."""
 
 _BLOCK_ROWS = 16
 """Number of rows in the smallest block. A block is one attention call."""
@@ -302,13 +303,12 @@ class KvCache:
             numbers[:, put, :, :length] = numbers[:, take, :, :length]
 
     def move_pages(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
-        """Copies pages. A page's number counts the pages of all slots, and no target is a source."""
+        """Copies pages, all at once. A page's number counts the pages of all slots."""
         per_slot = self.max_context // PAGE
-        for start in range(0, len(sources), _MOVED_PAGES):
-            part = slice(start, start + _MOVED_PAGES)
-            take = torch.from_numpy(np.stack(divmod(sources[part], per_slot))).to(self._device)
-            put = torch.from_numpy(np.stack(divmod(targets[part], per_slot))).to(self._device)
-            for pages in self._pages:
+        take = torch.from_numpy(np.stack(divmod(sources, per_slot))).to(self._device)
+        put = torch.from_numpy(np.stack(divmod(targets, per_slot))).to(self._device)
+        for layers in self._pages:
+            for pages in layers.split(max(1, _MOVED_PAGES // len(sources))):
                 pages[:, put[0], :, put[1]] = pages[:, take[0], :, take[1]]
 
     def clear(self, row: int) -> None:

@@ -7,7 +7,7 @@ last token of a prompt needs no separate call.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +51,8 @@ class Job:
     """Hash of the prompt, for finding requests that can share the prompt's keys and values."""
     row: int = -1
     """Its row while it runs, otherwise -1."""
-    kept: Page | None = None
-    """A page in the middle of the prompt, if the pool had it when the request came."""
+    held: Sequence[Page] = ()
+    """The pages that it holds while it waits."""
     ended: Generation | None = None
     """Its result, once it has one."""
     marks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])

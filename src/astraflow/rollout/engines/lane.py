@@ -105,6 +105,9 @@ class Lane:
         self._branches = Branches(num_slots)
         self._pages = Pages(self.cache, num_spare)
         self._waiting: deque[Job] = deque()
+        self._parked: dict[int, tuple[int, ...]] = {}
+        """Slot -> the tokens of a sequence that has ended, but is not in the pool yet. The requests that get
+        the slots make room in the pool."""
         self._num_passed = 0
         """Number of admissions in a row that were not of the oldest request."""
         self._staged: Job | None = None
@@ -154,22 +157,26 @@ class Lane:
 
     def submit(self, job: Job) -> None:
         """Queues a request."""
-        found = [] if job.media else self._pages.find(job.prompt)[0]
-        middle = len(job.prompt) // PAGE // 2
-        job.kept = found[middle] if middle < len(found) else None
         self._waiting.append(job)
+        self._hold(job)
+
+    def _hold(self, job: Job) -> None:
+        """Holds the pages that a waiting request needs. An image is not in the tokens, so a prompt with
+        images continues nothing."""
+        if not job.media and not job.held:
+            job.held = self._pages.find(job.prompt)[0]
+            self._pages.hold(job.held)
 
     def drop(self, job: Job) -> Generation | None:
         """Removes a request that is here, without calling its `resolve`. Returns what it has generated."""
         begun = job.ended
         if self._rows.holds(job):
             begun = self._rows.beginning(job.row)
-            self._keep(np.array([job.row]))
             self._release(np.array([job.row]))
         elif job is self._staged:
             self._staged = None
         elif job in self._waiting:
-            self._waiting.remove(job)
+            self._leave(job)
         return begun
 
     def drain(self) -> list[Job]:
@@ -177,7 +184,7 @@ class Lane:
         jobs = [*self._rows.jobs, *self._queued]
         self._waiting.clear()
         self._staged = None
-        self._release(np.arange(self._rows.count))
+        self._release(np.arange(self._rows.count), is_kept=False)
         return jobs
 
     def replace(self, weights: FittedTensors, version: int) -> None:
@@ -190,9 +197,17 @@ class Lane:
 
     def recompute(self) -> None:
         """Computes the keys and values of running requests again, and forgets all other ones."""
-        self._pages.clear()
+        self._forget()
         self._num_staged = 0
         self._refill()
+
+    def _forget(self) -> None:
+        """Forgets all kept prefixes."""
+        for job in self._waiting:
+            self._pages.release(job.held)
+            job.held = ()
+        self._parked.clear()
+        self._pages.clear()
 
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs [T - 1] of tokens 1..T-1 at temperature 1."""
@@ -257,40 +272,50 @@ class Lane:
                     f"version {self.version} gives logprobs that are not finite; have the weights diverged?"
                 )
                 outcomes.append(RolloutError(message))
-        if is_finite.all():
-            self._keep(ended)
-        else:
-            self._pages.clear()
         # The results were read above, because `_release` moves other rows into these. `resolve` comes last,
         # so that the rows are free before a caller submits another request.
-        self._release(ended)
+        self._release(ended, is_kept=bool(is_finite.all()))
         for job, outcome in zip(jobs, outcomes, strict=True):
             job.resolve(outcome)
 
-    def _release(self, ended: NDArray[np.int64]) -> None:
-        """Frees rows, given in ascending order, and then forks and frees branches."""
+    def _release(self, ended: NDArray[np.int64], *, is_kept: bool = True) -> None:
+        """Frees rows, given in ascending order, and then forks and frees branches. `is_kept`: whether to keep
+        the ended sequences; otherwise all prefixes are forgotten."""
         rows = self._rows
+        self._settle()
+        if not is_kept:
+            self._forget()
+        sequences = self._sequences(ended) if is_kept else {}
         rows.remove(ended)
         live = slice(rows.count)
         rows.branches[live], sources, targets = self._branches.regroup(
             rows.branches[live], rows.positions[live], rows.newest[live]
         )
+        overwritten = set(targets.tolist())
+        self._pages.keep({slot: tokens for slot, tokens in sequences.items() if slot in overwritten})
+        self._pages.flush()
+        self._parked = {slot: tokens for slot, tokens in sequences.items() if slot not in overwritten}
         self._share(sources, targets, self._branches.positions)
 
-    def _keep(self, ended: NDArray[np.int64]) -> None:
-        """Keeps the sequences of the branches all of whose rows end. Images aren't tokens, so sequences with
-        images are left out."""
+    def _sequences(self, ended: NDArray[np.int64]) -> dict[int, tuple[int, ...]]:
+        """Branch -> the tokens in the cache, for the branches all of whose rows end. Images aren't tokens, so
+        sequences with images are left out."""
         rows = self._rows
         of_rows = rows.branches[: rows.count]
         others = set(np.delete(of_rows, ended).tolist())
-        ending = {int(of_rows[row]): row for row in ended.tolist() if not rows.jobs[row].media}
-        self._pages.keep(
-            {
-                branch: tuple(rows.tokens[row, : rows.positions[row]].tolist())
-                for branch, row in ending.items()
-                if branch not in others
-            }
-        )
+        return {
+            int(of_rows[row]): tuple(rows.tokens[row, : rows.positions[row]].tolist())
+            for row in ended.tolist()
+            if int(of_rows[row]) not in others and not rows.jobs[row].media
+        }
+
+    def _settle(self) -> None:
+        """Keeps the sequences that ended last, whose slots may be needed now."""
+        if self._parked:
+            self._pages.keep(self._parked)
+            self._parked = {}
+            for job in self._waiting:
+                self._hold(job)
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -316,11 +341,23 @@ class Lane:
         oldest = self._waiting[0]
         job = oldest
         if self._num_passed < _MAX_PASSED * len(self._branches.positions):
-            kept = (job for job in self._waiting if job.kept is not None and job.kept.number >= 0)
+            kept = (job for job in self._waiting if 2 * PAGE * len(job.held) >= len(job.prompt))
             job = next(kept, oldest)
         self._num_passed = 0 if job is oldest else self._num_passed + 1
-        self._waiting.remove(job)
+        self._leave(job)
         return job
+
+    def _leave(self, job: Job) -> None:
+        """Removes a request from the queue."""
+        self._waiting.remove(job)
+        self._pages.release(job.held)
+        job.held = ()
+
+    def _find(self, tokens: tuple[int, ...]) -> tuple[list[Page], int]:
+        """The pages with the longest known prefix, and its length."""
+        if any(tokens[: len(parked)] == parked for parked in self._parked.values()):
+            self._settle()
+        return self._pages.find(tokens)
 
     def _admit(self) -> None:
         """Gives free rows to waiting requests, and computes what is new in their prompts, once.
@@ -334,7 +371,6 @@ class Lane:
         known = {job.prompt_key: job for job in rows.jobs}
         num_before = rows.count
         fresh = dict[int, Job]()
-        found = dict[int, list[Page]]()
         starts = np.zeros(len(branches.positions), np.int64)
         shared = list[tuple[int, int]]()
         room = _ADMISSION_CALLS * self._max_tokens
@@ -346,18 +382,14 @@ class Lane:
             if is_shared and source.row >= num_before:
                 rows.add(job, int(rows.branches[source.row]), self.version)
                 continue
-            # An image is not in the tokens, so a prompt with images continues nothing.
-            is_whole = is_shared or job.media
-            pages, num_found = ([], 0) if is_whole else self._pages.find(job.prompt[:-1])
+            is_whole = is_shared or bool(job.media)
+            pages, num_found = ([], 0) if is_whole else self._find(job.prompt[:-1])
             num_new = len(job.prompt) - 1 - num_found
             if num_new > self._max_tokens and not is_whole:
                 if self._staged is not None:
                     self._waiting.appendleft(job)
                     break
-                self._staged = job
-                self._num_staged = num_found
-                self._pages.copy({len(starts) - 1: pages})
-                self.cache.shifts[len(starts) - 1] = 0
+                self._stage(job, pages, num_found)
                 continue
             branch = branches.open(job.prompt)
             # The slot may have the shift of an earlier request. `prefill` sets it again if there are images.
@@ -366,12 +398,13 @@ class Lane:
                 shared.append((int(rows.branches[source.row]), branch))
             else:
                 fresh[branch] = job
-                found[branch] = pages
+                self._pages.copy(pages, branch)
                 starts[branch] = num_found
                 room -= num_new
             rows.add(job, branch, self.version)
             known[job.prompt_key] = job
-        self._pages.copy(found)
+        self._settle()
+        self._pages.flush()
         # A branch's position is that of its newest token, so as a length it leaves that token out.
         self._prefill([branch for branch in fresh if not starts[branch]], branches.positions)
         self._extend([branch for branch in fresh if starts[branch]], starts[: branches.count])
@@ -380,6 +413,7 @@ class Lane:
         self._pages.keep(
             {branch: job.prompt[:-1] for branch, job in fresh.items() if not job.media}, is_running=True
         )
+        self._pages.flush()
         # New branches stand at the end whatever their length. Branches of similar length are moved together
         # now, since each block of the cache costs as much as its longest row.
         movers, places = row_moves(branches.positions[: branches.count] + 1)
@@ -387,6 +421,14 @@ class Lane:
             self.cache.move(movers, places, int(branches.positions[movers].max()))
             live = slice(rows.count)
             rows.branches[live] = branches.move(rows.branches[live], movers, places)
+
+    def _stage(self, job: Job, pages: Sequence[Page], num_found: int) -> None:
+        """Begins to prefill a prompt in pieces, after what is known of it."""
+        self._staged = job
+        self._num_staged = num_found
+        slot = len(self._branches.positions) - 1
+        self._pages.copy(pages, slot)
+        self.cache.shifts[slot] = 0
 
     def _extend_staged(self, job: Job) -> None:
         """Computes the next piece of a long prompt. After the last one, the request gets its row."""
@@ -400,10 +442,13 @@ class Lane:
         self._num_staged = end
         if end == len(job.prompt) - 1:
             self._staged = None
+            self._settle()
+            self._pages.flush()
             branch = self._branches.open(job.prompt)
             self.cache.move(np.array([slot]), np.array([branch]), end)
             self._rows.add(job, branch, self.version)
             self._pages.keep({branch: job.prompt[:-1]}, is_running=True)
+            self._pages.flush()
 
     def _refill(self) -> None:
         """Recomputes the keys and values of all branches after the weights have been replaced.

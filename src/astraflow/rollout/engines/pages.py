@@ -16,7 +16,7 @@ as the slots. A sequence never replaces its own pages: what doesn't fit is not k
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -40,15 +40,17 @@ class Page:
     tokens: Tokens
     parent: "Page | None"
     number: int
-    """Where its keys and values are; -1 once the page is gone."""
+    """Where its keys and values are."""
     children: "dict[Tokens, Page]" = field(default_factory=dict["Tokens", "Page"])
+    num_holders: int = 0
+    """Number of waiting requests that need it."""
 
 
 class Pages:
     """The pages of a pool, which is the last `num_slots` slots of a cache.
 
-    Example: `pages, num_tokens = pool.find(prompt)`, then `pool.copy({7: pages})` into the slot 7, and when
-    the request ends, `pool.keep({7: tokens})`.
+    Example: `pages, num_tokens = pool.find(prompt)`, then `pool.copy(pages, 7)` and `pool.flush()` for the
+    slot 7, and when the request ends, `pool.keep({7: tokens})`.
     """
 
     def __init__(self, cache: KvCache, num_slots: int) -> None:
@@ -58,14 +60,14 @@ class Pages:
         self._free = list(range(first, cache.num_slots * self._per_slot))
         self._root = Page((), None, -1)
         self._order = OrderedDict[Page, None]()
-        """All pages; the first one goes next. No page comes before one that follows it, so the first page is
-        followed by none."""
+        """The pages without holders; the first one goes next. No page comes before one that follows it, and
+        all pages before a held one are held. So the first page is followed by none."""
+        self._sources: dict[int, int] = {}
+        """The planned copies: target -> source."""
 
     def clear(self) -> None:
-        """Forgets all pages."""
-        for page in self._order:
-            self._free.append(page.number)
-            page.number = -1
+        """Forgets all pages. None may be held."""
+        self._free += [page.number for page in self._order]
         self._order.clear()
         self._root.children.clear()
 
@@ -78,18 +80,31 @@ class Pages:
         nearest, num_common = _nearest(page, tokens[num_tokens : num_tokens + PAGE])
         return ([*found, nearest] if nearest else found), num_tokens + num_common
 
-    def copy(self, found: Mapping[int, Sequence[Page]]) -> None:
-        """Copies pages into slots, from position 0 on."""
-        pairs = [
-            (page.number, slot * self._per_slot + idx)
-            for slot, pages in found.items()
-            for idx, page in enumerate(pages)
-        ]
-        self._move(pairs)
+    def hold(self, pages: Sequence[Page]) -> None:
+        """Makes sure that pages, which `find` returned, stay until they are released."""
+        for page in pages:
+            page.num_holders += 1
+            self._order.pop(page, None)
+
+    def release(self, pages: Sequence[Page]) -> None:
+        """Undoes `hold`."""
+        for page in reversed(pages):
+            page.num_holders -= 1
+        self._use(pages)
+
+    def copy(self, pages: Sequence[Page], slot: int) -> None:
+        """Copies pages into a slot, from position 0 on, at the next `flush`. From now on, they go first."""
+        for idx, page in enumerate(pages):
+            # If the page is still to be written, it is read where it comes from.
+            source = self._sources.get(page.number, page.number)
+            self._sources[slot * self._per_slot + idx] = source
+        self._yield_first(pages)
 
     def keep(self, sequences: Mapping[int, Tokens], *, is_running: bool = False) -> None:
-        """Keeps the sequences in these slots. `is_running`: their requests go on, and will be kept again."""
-        filled: dict[int, int] = {}
+        """Keeps the sequences in these slots, which are copied at the next `flush`.
+
+        `is_running`: their requests go on, and will be kept again.
+        """
         for slot, tokens in sequences.items():
             pages = self._walk(tokens)
             self._use(pages)
@@ -101,11 +116,17 @@ class Pages:
                     break
                 pages.append(page)
                 if page.tokens == wanted:
-                    filled[page.number] = slot * self._per_slot + idx
+                    self._sources[page.number] = slot * self._per_slot + idx
             self._use(pages)
             if is_running:
                 self._yield_first(pages)
-        self._move((source, page) for page, source in filled.items())
+
+    def flush(self) -> None:
+        """Makes all copies, at once: a page may be replaced by a sequence whose slot it is copied into."""
+        if self._sources:
+            targets = np.fromiter(self._sources.keys(), np.int64)
+            self._cache.move_pages(np.fromiter(self._sources.values(), np.int64), targets)
+            self._sources.clear()
 
     def _walk(self, tokens: Tokens) -> list[Page]:
         """The pages with whole parts of `tokens`."""
@@ -133,8 +154,7 @@ class Pages:
                 return None
             page = Page(tokens, parent, self._free.pop())
         parent.children[tokens] = page
-        self._order[page] = None
-        self._order.move_to_end(page)
+        self._use([page])
         return page
 
     def _drop_first(self, needed: Page) -> bool:
@@ -145,13 +165,14 @@ class Pages:
         del self._order[page]
         del page.parent.children[page.tokens]
         self._free.append(page.number)
-        page.number = -1
         return True
 
     def _use(self, pages: Sequence[Page]) -> None:
         """Makes the pages of a sequence those that were used last."""
         for page in reversed(pages):
-            self._order.move_to_end(page)
+            if not page.num_holders:
+                self._order[page] = None
+                self._order.move_to_end(page)
 
     def _yield_first(self, pages: Sequence[Page]) -> None:
         """Makes the pages of a sequence go first, up to one that another sequence shares."""
@@ -159,13 +180,8 @@ class Pages:
         while start and len(pages[start - 1].children) <= (start < len(pages)):
             start -= 1
         for page in pages[start:]:
-            self._order.move_to_end(page, last=False)
-
-    def _move(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Copies pages of the cache, from and to. A page's number counts those of all slots."""
-        moves = np.array([*pairs], np.int64).reshape(-1, 2)
-        if len(moves):
-            self._cache.move_pages(moves[:, 0], moves[:, 1])
+            if page in self._order:
+                self._order.move_to_end(page, last=False)
 
 
 def _nearest(parent: Page, tokens: Tokens) -> tuple[Page | None, int]:
