@@ -39,8 +39,8 @@ def fitting_slots(config: TorchEngineConfig, shape: CacheShape, num_slots: Liter
         raise MemoryError(
             f"the KV cache of {num_slots} slots x {config.context:,} tokens needs "
             f"{num_slots * each / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free on {config.device}, "
-            f"{lacking / 1e6:,.0f} MB too few; {remedy}rollout.engine.max_context or prefix_pool, or run fewer "
-            "services"
+            f"{lacking / 1e6:,.0f} MB too few; {remedy}rollout.engine.max_context or "
+            "rollout.engine.prefix_pool, or run fewer services"
         )
     return num_slots
 
