@@ -1,6 +1,5 @@
 """The engine `torch` of a recipe, and the base class of engines that packages add."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -62,10 +61,6 @@ class TorchEngineConfig(ModelEngineConfig):
     record_experts: bool = False
     """Record which experts a mixture-of-experts model chose when it sampled a token. The trainer then routes
     the token to the same experts (router replay)."""
-
-    def spare_slots(self, num_slots: int) -> int:
-        """`prefix_pool` as a number of further slots."""
-        return math.ceil(num_slots * self.prefix_pool)
 
 
 class EngineVariant(Variant):

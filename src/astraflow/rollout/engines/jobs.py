@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from astraflow.rollout.engines.experts import ExpertRecorder
+from astraflow import added
 from astraflow.rollout.engines.pages import Page
 from astraflow.rollout.engines.requests import StopText
 from astraflow.rollout.engines.sampling import Restriction, SamplingRows, uniforms
@@ -71,7 +71,11 @@ class Rows:
     """Columns of up to `num_slots` running requests."""
 
     def __init__(
-        self, num_slots: int, max_context: int, vocab_size: int, recorder: ExpertRecorder | None = None
+        self,
+        num_slots: int,
+        max_context: int,
+        vocab_size: int,
+        recorder: "added.ExpertRecorder | None" = None,
     ) -> None:
         self.jobs: list[Job] = []
         self.tokens = np.zeros((num_slots, max_context), np.int64)

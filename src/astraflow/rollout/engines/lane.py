@@ -16,6 +16,7 @@ changes its version only after its holders are done, and accepts no new holders 
 for the newest version hold nothing.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from astraflow import added
 from astraflow.errors import RolloutError
 from astraflow.models.images import image_rules
 from astraflow.models.loading import FittedTensors, empty_causal_lm, install_tensors
@@ -32,7 +34,6 @@ from astraflow.protocols import SlotName
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.branches import Branches
 from astraflow.rollout.engines.cache import PAGE, KvCache, row_moves
-from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
 from astraflow.rollout.engines.pages import Page, Pages
@@ -44,6 +45,7 @@ from astraflow.types.host_tensors import WeightSnapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 __all__ = ["Lane", "Lanes", "LoadedModel"]
 
@@ -87,7 +89,7 @@ class Lane:
         stop_ids: frozenset[int],
         version: int,
         num_spare: int = 0,
-        recorder: ExpertRecorder | None = None,
+        recorder: "added.ExpertRecorder | None" = None,
     ) -> None:
         """`num_spare`: the size of the pool for prefixes, in slots. `recorder`: records the experts that the
         model of `forward` chooses; None records none."""
@@ -105,9 +107,6 @@ class Lane:
         self._branches = Branches(num_slots)
         self._pages = Pages(self.cache, num_spare)
         self._waiting: deque[Job] = deque()
-        self._parked: dict[int, tuple[int, ...]] = {}
-        """Slot -> the tokens of a sequence that has ended, but is not in the pool yet. The requests that get
-        the slots make room in the pool."""
         self._num_passed = 0
         """Number of admissions in a row that were not of the oldest request."""
         self._staged: Job | None = None
@@ -158,14 +157,14 @@ class Lane:
     def submit(self, job: Job) -> None:
         """Queues a request."""
         self._waiting.append(job)
-        self._hold(job)
+        self._hold_prefixes()
 
-    def _hold(self, job: Job) -> None:
-        """Holds the pages that a waiting request needs. An image is not in the tokens, so a prompt with
+    def _hold_prefixes(self) -> None:
+        """Holds the kept prefixes that waiting requests need. An image is not in the tokens, so a prompt with
         images continues nothing."""
-        if not job.media and not job.held:
-            job.held = self._pages.find(job.prompt)[0]
-            self._pages.hold(job.held)
+        for job in self._waiting:
+            if not job.media and not job.held:
+                job.held = self._pages.hold(job.prompt)
 
     def drop(self, job: Job) -> Generation | None:
         """Removes a request that is here, without calling its `resolve`. Returns what it has generated."""
@@ -182,9 +181,9 @@ class Lane:
     def drain(self) -> list[Job]:
         """Removes and returns all requests, running and waiting."""
         jobs = [*self._rows.jobs, *self._queued]
+        self._release(np.arange(self._rows.count), is_kept=False)
         self._waiting.clear()
         self._staged = None
-        self._release(np.arange(self._rows.count), is_kept=False)
         return jobs
 
     def replace(self, weights: FittedTensors, version: int) -> None:
@@ -206,7 +205,6 @@ class Lane:
         for job in self._waiting:
             self._pages.release(job.held)
             job.held = ()
-        self._parked.clear()
         self._pages.clear()
 
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -282,7 +280,6 @@ class Lane:
         """Frees rows, given in ascending order, and then forks and frees branches. `is_kept`: whether to keep
         the ended sequences; otherwise all prefixes are forgotten."""
         rows = self._rows
-        self._settle()
         if not is_kept:
             self._forget()
         sequences = self._sequences(ended) if is_kept else {}
@@ -291,10 +288,7 @@ class Lane:
         rows.branches[live], sources, targets = self._branches.regroup(
             rows.branches[live], rows.positions[live], rows.newest[live]
         )
-        overwritten = set(targets.tolist())
-        self._pages.keep({slot: tokens for slot, tokens in sequences.items() if slot in overwritten})
-        self._pages.flush()
-        self._parked = {slot: tokens for slot, tokens in sequences.items() if slot not in overwritten}
+        self._pages.park(sequences, needed=targets.tolist())
         self._share(sources, targets, self._branches.positions)
 
     def _sequences(self, ended: NDArray[np.int64]) -> dict[int, tuple[int, ...]]:
@@ -308,14 +302,6 @@ class Lane:
             for row in ended.tolist()
             if int(of_rows[row]) not in others and not rows.jobs[row].media
         }
-
-    def _settle(self) -> None:
-        """Keeps the sequences that ended last, whose slots may be needed now."""
-        if self._parked:
-            self._pages.keep(self._parked)
-            self._parked = {}
-            for job in self._waiting:
-                self._hold(job)
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -353,12 +339,6 @@ class Lane:
         self._pages.release(job.held)
         job.held = ()
 
-    def _find(self, tokens: tuple[int, ...]) -> tuple[list[Page], int]:
-        """The pages with the longest known prefix, and its length."""
-        if any(tokens[: len(parked)] == parked for parked in self._parked.values()):
-            self._settle()
-        return self._pages.find(tokens)
-
     def _admit(self) -> None:
         """Gives free rows to waiting requests, and computes what is new in their prompts, once.
 
@@ -383,7 +363,7 @@ class Lane:
                 rows.add(job, int(rows.branches[source.row]), self.version)
                 continue
             is_whole = is_shared or bool(job.media)
-            pages, num_found = ([], 0) if is_whole else self._find(job.prompt[:-1])
+            pages, num_found = ([], 0) if is_whole else self._pages.find(job.prompt[:-1])
             num_new = len(job.prompt) - 1 - num_found
             if num_new > self._max_tokens and not is_whole:
                 if self._staged is not None:
@@ -403,24 +383,31 @@ class Lane:
                 room -= num_new
             rows.add(job, branch, self.version)
             known[job.prompt_key] = job
-        self._settle()
+        self._fill(fresh, starts, shared)
+
+    def _fill(
+        self, fresh: dict[int, Job], starts: NDArray[np.int64], shared: Sequence[tuple[int, int]]
+    ) -> None:
+        """Computes or copies the prefixes of new branches: those of `fresh` from each one's start on, and
+        those of `shared` from another branch."""
+        branches = self._branches
         self._pages.flush()
+        self._hold_prefixes()
         # A branch's position is that of its newest token, so as a length it leaves that token out.
         self._prefill([branch for branch in fresh if not starts[branch]], branches.positions)
         self._extend([branch for branch in fresh if starts[branch]], starts[: branches.count])
         sources, targets = np.array(shared, np.int64).reshape(-1, 2).T
         self._share(sources, targets, branches.positions)
-        self._pages.keep(
-            {branch: job.prompt[:-1] for branch, job in fresh.items() if not job.media}, is_running=True
-        )
+        prompts = {branch: job.prompt[:-1] for branch, job in fresh.items() if not job.media}
+        self._pages.keep(prompts, is_running=True)
         self._pages.flush()
         # New branches stand at the end whatever their length. Branches of similar length are moved together
         # now, since each block of the cache costs as much as its longest row.
         movers, places = row_moves(branches.positions[: branches.count] + 1)
         if len(movers):
             self.cache.move(movers, places, int(branches.positions[movers].max()))
-            live = slice(rows.count)
-            rows.branches[live] = branches.move(rows.branches[live], movers, places)
+            live = slice(self._rows.count)
+            self._rows.branches[live] = branches.move(self._rows.branches[live], movers, places)
 
     def _stage(self, job: Job, pages: Sequence[Page], num_found: int) -> None:
         """Begins to prefill a prompt in pieces, after what is known of it."""
@@ -442,7 +429,6 @@ class Lane:
         self._num_staged = end
         if end == len(job.prompt) - 1:
             self._staged = None
-            self._settle()
             self._pages.flush()
             branch = self._branches.open(job.prompt)
             self.cache.move(np.array([slot]), np.array([branch]), end)
@@ -599,8 +585,8 @@ class Lanes:
             max_context=config.context,
             stop_ids=stop_ids(model, snapshot.model_dir),
             version=snapshot.version,
-            num_spare=config.spare_slots(self.num_slots),
-            recorder=ExpertRecorder(model) if config.record_experts else None,
+            num_spare=math.ceil(self.num_slots * config.prefix_pool),
+            recorder=added.ExpertRecorder(model) if config.record_experts else None,
         )
         return LoadedModel(model, lane)
 

@@ -64,9 +64,12 @@ class Pages:
         all pages before a held one are held. So the first page is followed by none."""
         self._sources: dict[int, int] = {}
         """The planned copies: target -> source."""
+        self._parked: dict[int, Tokens] = {}
+        """Slot -> the tokens of a sequence that has ended, but is not kept yet."""
 
     def clear(self) -> None:
         """Forgets all pages. None may be held."""
+        self._parked.clear()
         self._free += [page.number for page in self._order]
         self._order.clear()
         self._root.children.clear()
@@ -74,17 +77,24 @@ class Pages:
     def find(self, tokens: Tokens) -> tuple[list[Page], int]:
         """The pages with the longest known prefix of `tokens`, and its length. The last page may have further
         tokens, which don't count."""
+        if any(tokens[: len(parked)] == parked for parked in self._parked.values()):
+            self._settle()
+        return self._find(tokens)
+
+    def _find(self, tokens: Tokens) -> tuple[list[Page], int]:
         found = self._walk(tokens)
         num_tokens = min(len(found) * PAGE, len(tokens))
         page = found[-1] if found else self._root
         nearest, num_common = _nearest(page, tokens[num_tokens : num_tokens + PAGE])
         return ([*found, nearest] if nearest else found), num_tokens + num_common
 
-    def hold(self, pages: Sequence[Page]) -> None:
-        """Makes sure that pages, which `find` returned, stay until they are released."""
+    def hold(self, tokens: Tokens) -> Sequence[Page]:
+        """The pages with the longest known prefix of `tokens`, which stay until they are released."""
+        pages = self._find(tokens)[0]
         for page in pages:
             page.num_holders += 1
             self._order.pop(page, None)
+        return pages
 
     def release(self, pages: Sequence[Page]) -> None:
         """Undoes `hold`."""
@@ -121,12 +131,29 @@ class Pages:
             if is_running:
                 self._yield_first(pages)
 
+    def park(self, sequences: dict[int, Tokens], *, needed: Sequence[int]) -> None:
+        """Keeps sequences that have ended in these slots. Those in slots that are `needed` are copied now.
+
+        The others stay in their slots until the next `flush`. By then, the requests that get the slots have
+        made room in the pool. Otherwise, it would have to hold all conversations between two steps.
+        """
+        self._settle()
+        self.keep({slot: sequences.pop(slot) for slot in needed if slot in sequences})
+        self.flush()
+        self._parked = sequences
+
     def flush(self) -> None:
         """Makes all copies, at once: a page may be replaced by a sequence whose slot it is copied into."""
+        self._settle()
         if self._sources:
             targets = np.fromiter(self._sources.keys(), np.int64)
             self._cache.move_pages(np.fromiter(self._sources.values(), np.int64), targets)
             self._sources.clear()
+
+    def _settle(self) -> None:
+        parked = self._parked
+        self._parked = {}
+        self.keep(parked)
 
     def _walk(self, tokens: Tokens) -> list[Page]:
         """The pages with whole parts of `tokens`."""
