@@ -77,9 +77,12 @@ class Pages:
     def find(self, tokens: Tokens) -> tuple[list[Page], int]:
         """The pages with the longest known prefix of `tokens`, and its length. The last page may have further
         tokens, which don't count."""
-        if any(tokens[: len(parked)] == parked for parked in self._parked.values()):
+        found = self._find(tokens)
+        longer = found[1] + 1
+        if any(parked[:longer] == tokens[:longer] for parked in self._parked.values()):
             self._settle()
-        return self._find(tokens)
+            found = self._find(tokens)
+        return found
 
     def _find(self, tokens: Tokens) -> tuple[list[Page], int]:
         found = self._walk(tokens)

@@ -4,7 +4,7 @@
     generate / score / load / pause  --inbox-->   run commands; while there is work and no pause: step lanes
     futures  <--call_soon_threadsafe--            results of the step; idle on a condition without work
 
-After construction, nothing outside the thread touches a model, except to read shapes. `lane` decides which
+After construction, nothing outside the thread touches a model, except to read shapes. `lanes` decides which
 lane serves a request. If the thread crashes or hangs, every open request and every later call fails with the
 cause. `capacity`, which notices that it hangs, raises it too, which ends the rollout service.
 """
@@ -33,7 +33,7 @@ from astraflow.models.loading import FittedTensors, fit_tensors
 from astraflow.protocols import Capacity, SlotName
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job
-from astraflow.rollout.engines.lane import Lanes, LoadedModel
+from astraflow.rollout.engines.lanes import Lanes, LoadedModel
 from astraflow.rollout.engines.requests import (
     StopText,
     TokenDecoder,
