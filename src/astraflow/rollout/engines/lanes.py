@@ -1,9 +1,9 @@
 """The weight slots of an engine: up to two lanes, each with a model.
 
 `live` follows the newest version, and `pinned` serves one exact version for evaluation. The pinned lane runs
-on a second copy of the model, which is built when it is first needed. A request for an exact version runs in the lane that has this version, and holds it. A held lane
-changes its version only after its holders are done, and accepts no new holders while a change waits. Requests
-for the newest version hold nothing.
+on a second copy of the model, which is built when it is first needed. A request for an exact version runs in
+the lane that has this version, and holds it. A held lane changes its version only after its holders are done,
+and accepts no new holders while a change waits. Requests for the newest version hold nothing.
 """
 
 import math

@@ -492,7 +492,7 @@ def test_a_history_without_its_thoughts_continues_from_the_prompt_before_it() ->
     reply = bench.tokens("first")[7:]
     bench.submit("second", (*PROMPT, *reply, 7, 8), max_new=4)
     bench.steps()
-    # All of the prompt is known but its last token, which the engine had computed by decoding.
+    # The first prompt is known, and the last token of a prompt is computed by the first step.
     assert computed(bench) == len(PROMPT) - 1 + len(reply) + 1
 
 
