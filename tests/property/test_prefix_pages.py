@@ -1,5 +1,8 @@
 """The pool of pages against a model that keeps whole sequences."""
 
+from collections.abc import Iterable
+from itertools import takewhile
+
 import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
@@ -17,6 +20,12 @@ texts = st.lists(st.integers(0, 1), max_size=CONTEXT - 1).map(tuple) | st.builds
     lambda same, rest: (0,) * same + tuple(rest), st.integers(0, 24), st.lists(st.integers(0, 1), max_size=7)
 )
 slots = st.integers(0, SLOTS - 1)
+
+
+def most_common(kept: Iterable[Tokens], tokens: Tokens) -> int:
+    """The most first tokens that a sequence has in common with one that was kept."""
+    shared = (takewhile(lambda pair: pair[0] == pair[1], zip(each, tokens, strict=False)) for each in kept)
+    return max((len(list(pairs)) for pairs in shared), default=0)
 
 
 class Pool(RuleBasedStateMachine):
@@ -41,12 +50,6 @@ class Pool(RuleBasedStateMachine):
         numbers = torch.tensor(self.values(tokens)[start:], dtype=torch.float32)
         for whole in self.cache.tensors:
             whole[:, slot, :, start : len(tokens)] = numbers[None, None, :, None]
-
-    def common(self, tokens: Tokens) -> int:
-        """The most first tokens that a sequence has in common with one that was kept."""
-        return max(
-            (sum(np.cumprod([a == b for a, b in zip(k, tokens, strict=False)])) for k in self.kept), default=0
-        )
 
     @rule(slot=slots, tokens=texts, is_running=st.booleans())
     def keep(self, slot: int, tokens: Tokens, is_running: bool) -> None:
@@ -73,7 +76,7 @@ class Pool(RuleBasedStateMachine):
         lengths: list[int] = []
         for slot, tokens in enumerate(prompts):
             found, length = self.pages.find(tokens)
-            assert length <= self.common(tokens)
+            assert length <= most_common(self.kept, tokens)
             assert -(-length // PAGE) == len(found)
             self.pages.copy(found, slot)
             lengths.append(length)
@@ -122,10 +125,8 @@ class Pool(RuleBasedStateMachine):
                 assert (child in self.pages._order) == (child.num_holders == 0)
                 numbers.append(child.number)
                 waiting.append(child)
-        per_slot = CONTEXT // PAGE
-        assert sorted([*numbers, *self.pages._free]) == list(
-            range(SLOTS * per_slot, (SLOTS + SPARE) * per_slot)
-        )
+        first = SLOTS * CONTEXT // PAGE
+        assert sorted([*numbers, *self.pages._free]) == list(range(first, first + SPARE * CONTEXT // PAGE))
         seen: set[Page] = set()
         for page in self.pages._order:
             assert not any(child not in seen and not child.num_holders for child in page.children.values())
@@ -151,17 +152,7 @@ def test_a_pool_with_room_keeps_everything() -> None:
     kept: list[Tokens] = []
     for _ in range(60):
         tokens = tuple(rng.integers(0, 2, rng.integers(1, CONTEXT)).tolist())
-        most = max(
-            (
-                next(
-                    (i for i, (a, b) in enumerate(zip(k, tokens, strict=False)) if a != b),
-                    min(len(k), len(tokens)),
-                )
-                for k in kept
-            ),
-            default=0,
-        )
-        assert pages.find(tokens)[1] == most
+        assert pages.find(tokens)[1] == most_common(kept, tokens)
         pages.keep({0: tokens})
         pages.flush()
         kept.append(tokens)
