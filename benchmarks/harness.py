@@ -95,24 +95,12 @@ class OthersLoad:
 def tree_cpu_s(root: int = 0) -> float:
     """Returns the CPU seconds of a process (0: this one), its live descendants, and all processes that they
     waited for."""
-    times: dict[int, int] = {}
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name of a process may contain blanks and parentheses, but the fields after it don't.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # the process has just ended
-        pid = int(folder.name)
-        times[pid] = sum(map(int, fields[11:15]))
-        children.setdefault(int(fields[1]), []).append(pid)
-    ticks = 0
-    pending = [root or os.getpid()]
-    while pending:
-        pid = pending.pop()
-        ticks += times.get(pid, 0)
-        pending += children.get(pid, [])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    process = psutil.Process(root or None)
+    seconds = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            seconds += sum(each.cpu_times()[:4])
+    return seconds
 
 
 def _others_cpu_s(root: int) -> float:
