@@ -61,7 +61,7 @@ class Block:
 
 def pages() -> list[Path]:
     """All pages, the tutorial early: its run folder is used further on."""
-    first = [DOCS / "installation.md", DOCS / "tutorial.md", ROOT / "README.md"]
+    first = [DOCS / "installation.md", DOCS / "tutorial.md", ROOT / "README.md", ROOT / "AGENTS.md"]
     rest = sorted(path for path in DOCS.rglob("*.md") if DOCS / "site" not in path.parents)
     return [*first, *(path for path in rest if path not in first)]
 

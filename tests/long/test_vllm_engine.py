@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from astraflow.errors import ConfigError, RolloutError, WeightsError
 from drivers.server_driver import PROMPT, TinyModel, all_running, ask, engine_on
 from drivers.system_driver import ROOT
 
+log = logging.getLogger(__name__)
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 pytestmark = [
     pytest.mark.long,
@@ -168,6 +170,47 @@ async def test_copies_of_the_model_in_one_server_are_updated_and_paused_together
         errors = model.errors(generation)
         assert errors.mean() < 1e-4
         assert errors.max() < 1e-2
+
+
+@pytest.mark.parametrize("on_update", ["recompute", "keep"])
+async def test_a_conversation_is_read_once_by_each_version(model: TinyModel, on_update: str) -> None:
+    block = 128  # tokens per block of the CPU build's cache, which shares whole blocks
+    rng = np.random.default_rng(0)
+    settings = {"on_update": on_update, "args": (*ENGINE["args"], "--block-size", str(block))}
+    async with engine_on(config(**settings), model.snapshot(0)) as engine:
+        prompt = PROMPT
+        length = num_hit = num_asked = 0
+        for turn in range(16):
+            version = turn * 3 // 16
+            if version != newest(engine):
+                await engine.load(model.snapshot(version), slot="live")
+                length = 0  # what this version has read of the conversation
+            elif turn % 4 == 3:
+                await engine.pause()  # loses nothing
+                await engine.resume()
+            asked, hit = await prefix_cache(engine)
+            generation = await engine.generate(ask(prompt, max_tokens=50, seed=turn))
+            assert set(generation.versions) == {version}
+            assert model.errors(generation, prompt).max() < 1e-3
+            assert all(stream.data == bytes(50) for stream in generation.streams)
+            now_asked, now_hit = await prefix_cache(engine)
+            assert (now_asked - asked, now_hit - hit) == (len(prompt), length // block * block)
+            num_asked, num_hit = num_asked + now_asked - asked, num_hit + now_hit - hit
+            length = len(prompt) + len(generation.token_ids) - 1  # the last token was sampled, but not read
+            more = rng.integers(2, 30, 60).tolist()
+            prompt = (*prompt, *generation.token_ids, *more)
+        log.info("%s: %d of %d prompt tokens were in the cache", on_update, num_hit, num_asked)
+        assert num_hit > num_asked / 2
+
+
+async def prefix_cache(engine: ServerEngine) -> tuple[float, float]:
+    """Prompt tokens so far, and how many of them the server found in its cache."""
+    page = await engine.slots["live"]._life.http.get("/metrics")  # pyright: ignore[reportPrivateUsage]
+    queries, hits = (
+        float(re.findall(rf"^vllm:prefix_cache_{name}_total\{{.*}} (\S+)$", page, re.M)[0])
+        for name in ("queries", "hits")
+    )
+    return queries, hits
 
 
 async def test_a_killed_server_is_named_with_its_last_lines_and_started_again(model: TinyModel) -> None:

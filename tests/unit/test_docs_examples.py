@@ -95,7 +95,7 @@ def test_what_is_not_run_says_why(block: Block) -> None:
     assert block.marker == IN_THE_RUN or (reason != block.marker and len(reason) > 10)
 
 
-@pytest.mark.parametrize("path", [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"], ids=str)
+@pytest.mark.parametrize("path", [*pages(), ROOT / "CONTRIBUTING.md"], ids=str)
 def test_links_to_files_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r"(?:src|href)=\"([^\"#]+)", text)

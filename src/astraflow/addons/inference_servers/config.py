@@ -217,7 +217,7 @@ class VllmEngineConfig(ServerEngineConfig):
     on_update: Literal["recompute", "keep"] = "recompute"
     """What happens to the KV cache of running requests when new weights arrive. `recompute`: vLLM computes it
     again with the new weights. `keep`: it keeps that of the older ones, and the stream `kept_kv` is 1 for the
-    tokens that were sampled with it. Prefix caching is then off, so no later request gets the old cache."""
+    tokens that were sampled with it. A request that is sent after the update never gets the old cache."""
     python: str = ".venv-vllm/bin/python"
     """Python interpreter that has vLLM installed; a path is relative to the folder that the command runs
     in."""

@@ -235,28 +235,28 @@ class ServerApi(Protocol):
         max_tokens: int,
         media: Media,
         stop_ids: Sequence[int],
+        label: str,
     ) -> CompletionPart:
         """Completes tokens until one of `stop_ids`, which is part of the completion. Has no time limit.
 
-        `media` contains the images that the tokens stand for, if `blindness` is empty.
+        `media` contains the images that the tokens stand for, if `blindness` is empty. `label` names the
+        weights that the server has now; a prefix that others computed must not be used.
         """
         ...
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
 
-    async def pause(self, http: ServerHttp, *, keeps_cache: bool = False) -> None:
-        """Stops generation. Running requests stay in the server or come back aborted.
-
-        With `keeps_cache`, those that stay keep their KV cache.
-        """
+    async def pause(self, http: ServerHttp) -> None:
+        """Stops generation. Running requests stay in the server, with their KV cache, or come back
+        aborted."""
         ...
 
     async def resume(self, http: ServerHttp) -> None: ...
 
-    async def update(self, http: ServerHttp, model: Path, label: str) -> None:
+    async def update(self, http: ServerHttp, model: Path, label: str, *, keeps_cache: bool = False) -> None:
         """Replaces a paused server's weights with those in a folder.
 
-        Drops all caches of the old ones, except what `pause` kept.
+        Drops all caches of the old ones, unless running requests keep theirs by `keeps_cache`.
         """
         ...
 

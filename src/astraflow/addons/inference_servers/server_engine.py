@@ -433,6 +433,7 @@ class PolicyServer:
                     max_tokens=max_tokens,
                     media=request.media,
                     stop_ids=self._stop_ids,
+                    label=label,
                 )
             except (UnavailableError, RefusedError) as err:
                 raise await self._life.explained(err) from err
@@ -523,8 +524,8 @@ class PolicyServer:
         started_s = time.monotonic()
         is_done = False
         try:
-            await self._api.pause(http, keeps_cache=self._keeps_cache)
-            await self._api.update(http, model, self._label(version))
+            await self._api.pause(http)
+            await self._api.update(http, model, self._label(version), keeps_cache=self._keeps_cache)
             self.version = version
             self._served.model = model
             self._served.label = self._label(version)

@@ -100,6 +100,7 @@ class SglangApi:
         max_tokens: int,
         media: Media,
         stop_ids: Sequence[int],
+        label: str,
     ) -> CompletionPart:
         """Sends one request. SGLang uses its seed only with `--enable-deterministic-inference`."""
         assert not media, "the engine refuses images"
@@ -147,7 +148,7 @@ class SglangApi:
         except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
-    async def pause(self, http: ServerHttp, *, keeps_cache: bool = False) -> None:
+    async def pause(self, http: ServerHttp) -> None:
         """Returns every running request to its caller, unfinished."""
         await http.post("/pause_generation", {"mode": "abort"})
 
@@ -155,7 +156,7 @@ class SglangApi:
         """Resumes generation."""
         await http.post("/continue_generation", {})
 
-    async def update(self, http: ServerHttp, model: Path, label: str) -> None:
+    async def update(self, http: ServerHttp, model: Path, label: str, *, keeps_cache: bool = False) -> None:
         """Makes the server load the folder and flush the KV cache of the old weights."""
         body = {"model_path": str(model), "weight_version": label, "flush_cache": True}
         reply = await http.post("/update_weights_from_disk", body)

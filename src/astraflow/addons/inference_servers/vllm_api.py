@@ -3,11 +3,12 @@
 Generation needs `--enable-scale-out` (`/inference/v1/generate`); everything else needs
 `VLLM_SERVER_DEV_MODE=1`, and sleeping also `--enable-sleep-mode`.
 
-A pause with `mode=keep` freezes the running requests and drops their KV cache, which vLLM recomputes under
-the new weights; with `on_update: keep`, the cache stays. Each completion reports which weights generated
-which of its tokens. An image first goes to the server's own renderer. The result is then sent with our
-tokens, at the positions that the image has in them. With `--logprobs-mode processed_logprobs`, a completion's
-logprobs are at the sampling temperature; prompt logprobs are at temperature 1.
+A pause with `mode=keep` freezes the running requests. New weights drop all caches, and vLLM recomputes those
+of the frozen requests; with `on_update: keep`, the caches stay. The `cache_salt` of a request is the label of
+the weights at that time, so it never gets a prefix of older ones. Each completion reports which weights
+generated which of its tokens. An image first goes to the server's own renderer. The result is then sent with
+our tokens, at the positions that the image has in them. With `--logprobs-mode processed_logprobs`, a
+completion's logprobs are at the sampling temperature; prompt logprobs are at temperature 1.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.addons.inference_servers.config import ServerEngineConfig, keeps_cache
+from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
     NEUTRAL,
     UNLIMITED_S,
@@ -86,7 +87,6 @@ class VllmApi:
             *(word for option in options.items() for word in option),
             "--enable-scale-out",
             "--disable-uvicorn-access-log",
-            *(("--no-enable-prefix-caching",) if keeps_cache(config) else ()),
             *(("--hf-overrides.head_dtype", "float32") if config.has_wide_head else ()),
             *config.args,  # last, so that the recipe's own options take precedence
         )
@@ -126,6 +126,7 @@ class VllmApi:
         max_tokens: int,
         media: Media,
         stop_ids: Sequence[int],
+        label: str,
     ) -> CompletionPart:
         """Sends one request, after one request for each image."""
         params: dict[str, object] = {
@@ -142,7 +143,11 @@ class VllmApi:
         }
         if sampling.stop:
             params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-        body: dict[str, object] = {"token_ids": list(token_ids), "sampling_params": params}
+        body: dict[str, object] = {
+            "token_ids": list(token_ids),
+            "sampling_params": params,
+            "cache_salt": label,
+        }
         if media:
             pictures = await asyncio.gather(*[_rendered(http, each.uri) for each in media])
             body["features"] = _features(token_ids, media, pictures)
@@ -164,9 +169,9 @@ class VllmApi:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
         return np.asarray(values, np.float32)
 
-    async def pause(self, http: ServerHttp, *, keeps_cache: bool = False) -> None:
-        """Freezes the running requests, and drops their KV cache unless it is kept."""
-        await http.post(f"/pause?mode=keep&clear_cache={'false' if keeps_cache else 'true'}")
+    async def pause(self, http: ServerHttp) -> None:
+        """Freezes the running requests, with their KV cache."""
+        await http.post("/pause?mode=keep&clear_cache=false")
 
     async def resume(self, http: ServerHttp) -> None:
         """Resumes generation."""
@@ -184,10 +189,19 @@ class VllmApi:
         """Brings the weights back, and allocates an empty KV cache."""
         await http.post("/wake_up")
 
-    async def update(self, http: ServerHttp, model: Path, label: str) -> None:
-        """Makes every worker load the folder, then names the new weights."""
+    async def update(self, http: ServerHttp, model: Path, label: str, *, keeps_cache: bool = False) -> None:
+        """Makes every worker load the folder, drops caches, and names the new weights.
+
+        The caches are dropped by calls of their own: vLLM documents that `/pause` doesn't do it.
+        """
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
         await http.post("/collective_rpc", body)
+        if not keeps_cache:
+            path = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
+            reply = await http.post(path)
+            if reply.get("success") is not True:
+                raise UnavailableError(f"{http.url}{path}: the old KV cache is still in use: {reply}")
+            await http.post("/reset_encoder_cache")
         await self.set_label(http, label)
 
     async def set_label(self, http: ServerHttp, label: str) -> None:

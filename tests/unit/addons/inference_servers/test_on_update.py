@@ -42,7 +42,7 @@ class UpdatedServer:
     blindness = ""
 
     def __init__(self) -> None:
-        self.pauses: list[bool] = []
+        self.is_kept: list[bool] = []
         self.may_end = asyncio.Event()
         self._label = ""
 
@@ -64,13 +64,13 @@ class UpdatedServer:
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
         raise NotImplementedError
 
-    async def pause(self, http: ServerHttp, *, keeps_cache: bool = False) -> None:
-        self.pauses.append(keeps_cache)
+    async def pause(self, http: ServerHttp) -> None: ...
 
     async def resume(self, http: ServerHttp) -> None: ...
 
-    async def update(self, http: ServerHttp, model: Path, label: str) -> None:
+    async def update(self, http: ServerHttp, model: Path, label: str, *, keeps_cache: bool = False) -> None:
         self._label = label
+        self.is_kept.append(keeps_cache)
 
     async def set_label(self, http: ServerHttp, label: str) -> None:
         self._label = label
@@ -104,7 +104,7 @@ async def test_tokens_tell_whose_cache_they_were_sampled_with(
     across = await running
     assert across.versions == (0, 0, 1, 1)
     assert [stream.data for stream in across.streams] == streams
-    assert server.pauses[-1] is (on_update == "keep")
+    assert server.is_kept == [False, on_update == "keep"]
     after = await engine.generate(ask(max_tokens=4))
     assert after.versions == (1, 1, 1, 1)
     assert all(stream.data == bytes(4) for stream in after.streams)
@@ -112,27 +112,36 @@ async def test_tokens_tell_whose_cache_they_were_sampled_with(
     await engine.close()
 
 
-async def test_vllm_is_told_whether_to_clear_its_cache(tmp_path: Path) -> None:
+async def test_vllm_drops_its_caches_when_new_weights_arrive_unless_they_are_kept(tmp_path: Path) -> None:
     asked: list[str] = []
+    is_reset = True
 
-    async def pause(request: Request) -> Response:
-        asked.append(str(request.url.query))
-        return JSONResponse({})
+    async def answer(request: Request) -> Response:
+        asked.append(f"{request.url.path}?{request.url.query}".rstrip("?"))
+        return JSONResponse({"success": is_reset})
 
-    server = HttpServer(
-        Starlette(routes=[Route("/pause", pause, methods=["POST"])]), host="127.0.0.1", port=0, name="vllm"
-    )
+    routes = [Route("/{path}", answer, methods=["POST"])]
+    server = HttpServer(Starlette(routes=routes), host="127.0.0.1", port=0, name="vllm")
     http = ServerHttp(await server.start())
     await VllmApi().pause(http)
-    await VllmApi().pause(http, keeps_cache=True)
+    assert asked == ["/pause?mode=keep&clear_cache=false"]
+    asked.clear()
+    await VllmApi().update(http, tmp_path, "x-1", keeps_cache=True)
+    assert asked == ["/collective_rpc", "/update_weight_version"]
+    asked.clear()
+    await VllmApi().update(http, tmp_path, "x-2")
+    resets = ["/reset_prefix_cache?reset_running_requests=true&reset_external=true", "/reset_encoder_cache"]
+    assert asked == ["/collective_rpc", *resets, "/update_weight_version"]
+    is_reset = False
+    with pytest.raises(UnavailableError, match="the old KV cache is still in use"):
+        await VllmApi().update(http, tmp_path, "x-3")
+    assert asked[-1] == resets[0], "weights whose caches are of others are not named"
     await http.close()
     await server.stop()
-    assert asked == ["mode=keep&clear_cache=true", "mode=keep&clear_cache=false"]
+
+
+def test_a_vllm_server_is_started_with_its_settings_and_the_recipes_own_options_last(tmp_path: Path) -> None:
     address = Address(url="http://server", socket="s")
-    for on_update, is_off in (("recompute", False), ("keep", True)):
-        config = VllmEngineConfig.model_validate({"on_update": on_update})
-        command = VllmApi().command(config, python="python", model=tmp_path, address=address, label="x-0")
-        assert ("--no-enable-prefix-caching" in command.argv) is is_off
     fields = {"num_slots": 3, "max_context": 64, "num_threads": 2, "args": ["--x"], "env": {"A": "b"}}
     own = VllmEngineConfig.model_validate_json(json.dumps(fields))
     command = VllmApi().command(own, python="python", model=tmp_path, address=address, label="x-0")

@@ -40,6 +40,8 @@ class StandIn:
             "/wake_up": self.wake_up,
             "/update_weight_version": self.set_label,
             "/collective_rpc": self.reload,
+            "/reset_prefix_cache": self.reset,
+            "/reset_encoder_cache": self.reset,
         }
         for path, handler in posts.items():
             app.router.add_post(path, handler)
@@ -63,6 +65,9 @@ class StandIn:
         assert not self.is_asleep, "weights that aren't there can't be replaced"
         self.calls.append("reload")
         return web.json_response({})
+
+    async def reset(self, _: web.Request) -> web.Response:
+        return web.json_response({"success": True})
 
     async def generate(self, request: web.Request) -> web.Response:
         assert not self.is_asleep

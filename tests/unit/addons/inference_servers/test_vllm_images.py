@@ -66,7 +66,9 @@ async def test_images_stand_at_our_places_among_our_tokens(served: tuple[StandIn
     stand_in, http = served
     tokens = (1, PIECE, PIECE, PIECE, PIECE, 2, PIECE, 3)
     media = (image("a:2", 1), image("b:2", 3), image("c:1", 6))
-    part = await VllmApi().generate(http, tokens, Sampling(), max_tokens=4, media=media, stop_ids=())
+    part = await VllmApi().generate(
+        http, tokens, Sampling(), max_tokens=4, media=media, stop_ids=(), label="x-0"
+    )
     assert part.token_ids == (5,)
     (asked,) = stand_in.asked
     assert tuple(asked["token_ids"]) == tokens
@@ -81,9 +83,10 @@ async def test_images_stand_at_our_places_among_our_tokens(served: tuple[StandIn
 
 async def test_a_prompt_of_text_alone_is_sent_as_it_is(served: tuple[StandIn, ServerHttp]) -> None:
     stand_in, http = served
-    await VllmApi().generate(http, (1, 2), Sampling(), max_tokens=4, media=(), stop_ids=(0, 7))
+    await VllmApi().generate(http, (1, 2), Sampling(), max_tokens=4, media=(), stop_ids=(0, 7), label="x-0")
     assert "features" not in stand_in.asked[0]
     assert stand_in.asked[0]["sampling_params"]["stop_token_ids"] == [0, 7]
+    assert stand_in.asked[0]["cache_salt"] == "x-0"
 
 
 @pytest.mark.parametrize("uri", ["a:1", "a:3"])
@@ -93,7 +96,13 @@ async def test_another_number_of_tokens_for_an_image_is_refused(
     stand_in, http = served
     with pytest.raises(RefusedError, match=f"vLLM makes {uri[-1]} tokens of the image at token 1"):
         await VllmApi().generate(
-            http, (1, PIECE, PIECE, 2), Sampling(), max_tokens=4, media=(image(uri, 1),), stop_ids=()
+            http,
+            (1, PIECE, PIECE, 2),
+            Sampling(),
+            max_tokens=4,
+            media=(image(uri, 1),),
+            stop_ids=(),
+            label="x-0",
         )
     assert stand_in.asked == []
 
@@ -103,5 +112,5 @@ async def test_a_server_that_renders_no_images_is_named(served: tuple[StandIn, S
     stand_in.renders = False
     with pytest.raises(UnavailableError, match=r"render: unexpected answer"):
         await VllmApi().generate(
-            http, (1, PIECE, 2), Sampling(), max_tokens=4, media=(image("a:1", 1),), stop_ids=()
+            http, (1, PIECE, 2), Sampling(), max_tokens=4, media=(image("a:1", 1),), stop_ids=(), label="x-0"
         )
