@@ -70,6 +70,7 @@ class Pages:
     def clear(self) -> None:
         """Forgets all pages. None may be held."""
         self._parked.clear()
+        self._sources.clear()
         self._free += [page.number for page in self._order]
         self._order.clear()
         self._root.children.clear()
