@@ -51,8 +51,8 @@ class Job:
     """Hash of the prompt, for finding requests that can share the prompt's keys and values."""
     row: int = -1
     """Its row while it runs, otherwise -1."""
-    held: Sequence[Page] = ()
-    """The pages that it holds while it waits."""
+    held: Sequence[Page] | None = None
+    """The pages that it holds while it waits; None if they have not been looked up yet."""
     ended: Generation | None = None
     """Its result, once it has one."""
     marks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])

@@ -138,14 +138,15 @@ class Lane:
     def submit(self, job: Job) -> None:
         """Queues a request."""
         self._waiting.append(job)
-        self._hold_prefixes()
+        if not self._pages.has_parked:
+            self._hold_prefixes()
 
     def _hold_prefixes(self) -> None:
         """Holds the kept prefixes that waiting requests need. An image is not in the tokens, so a prompt with
         images continues nothing."""
         for job in self._waiting:
-            if not job.media and not job.held:
-                job.held = self._pages.hold(job.prompt)
+            if job.held is None:
+                job.held = () if job.media else self._pages.hold(job.prompt)
 
     def drop(self, job: Job) -> Generation | None:
         """Removes a request that is here, without calling its `resolve`. Returns what it has generated."""
@@ -184,8 +185,8 @@ class Lane:
     def _forget(self) -> None:
         """Forgets all kept prefixes."""
         for job in self._waiting:
-            self._pages.release(job.held)
-            job.held = ()
+            self._pages.release(job.held or ())
+            job.held = None
         self._pages.clear()
 
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -263,7 +264,7 @@ class Lane:
         rows = self._rows
         if not is_kept:
             self._forget()
-        sequences = self._sequences(ended) if is_kept else {}
+        sequences = self._sequences(ended) if is_kept and ended.size else {}
         rows.remove(ended)
         live = slice(rows.count)
         rows.branches[live], sources, targets = self._branches.regroup(
@@ -308,7 +309,7 @@ class Lane:
         oldest = self._waiting[0]
         job = oldest
         if self._num_passed < _MAX_PASSED * len(self._branches.positions):
-            kept = (job for job in self._waiting if 2 * PAGE * len(job.held) >= len(job.prompt))
+            kept = (job for job in self._waiting if job.held and 2 * PAGE * len(job.held) >= len(job.prompt))
             job = next(kept, oldest)
         self._num_passed = 0 if job is oldest else self._num_passed + 1
         self._leave(job)
@@ -317,8 +318,8 @@ class Lane:
     def _leave(self, job: Job) -> None:
         """Removes a request from the queue."""
         self._waiting.remove(job)
-        self._pages.release(job.held)
-        job.held = ()
+        self._pages.release(job.held or ())
+        job.held = None
 
     def _admit(self) -> None:
         """Gives free rows to waiting requests, and computes what is new in their prompts, once.

@@ -67,6 +67,11 @@ class Pages:
         self._parked: dict[int, Tokens] = {}
         """Slot -> the tokens of a sequence that has ended, but is not kept yet."""
 
+    @property
+    def has_parked(self) -> bool:
+        """Whether there are sequences that have ended but can't be found yet by `hold`."""
+        return bool(self._parked)
+
     def clear(self) -> None:
         """Forgets all pages. None may be held."""
         self._parked.clear()
