@@ -111,17 +111,14 @@ def main() -> None:
 def _compare_turns(options: argparse.Namespace) -> None:
     from harness import report, show_table
 
-    sides = {"engine": _in_child("turns", options)}
-    if options.beside:
-        sides["beside"] = _in_child("turns", options, is_beside=True)
-    rows = [[name, *(side[name] for side in sides.values())] for name in sides["engine"]]
-    show_table("conversations", ["figure", *sides], rows)
-    figures = sides["engine"] | {f"beside_{name}": value for name, value in sides.get("beside", {}).items()}
-    bounds: dict[str, float] = {}
-    if options.beside:
-        figures |= {f"cpu_speedup_{k}": figures[f"beside_cpu_s_{k}"] / figures[f"cpu_s_{k}"] for k in _TURNS}
-        bounds = {"cpu_speedup_crowded": 2.0} if _dtype(options.model) == "bfloat16" else {}
-    report(figures, at_least=bounds, at_most=_AT_MOST)
+    figures = _in_child("turns", options)
+    others = _in_child("turns", options, is_beside=True) if options.beside else {}
+    rows = [[name, value, others.get(name)] for name, value in figures.items()]
+    show_table("conversations", ["figure", "engine", "beside"], rows)
+    ratios = {f"cpu_speedup_{k}": others[f"cpu_s_{k}"] / figures[f"cpu_s_{k}"] for k in _TURNS if others}
+    figures |= ratios | {f"beside_{name}": value for name, value in others.items()}
+    is_real = others and _dtype(options.model) == "bfloat16"
+    report(figures, at_least={"cpu_speedup_crowded": 2.0} if is_real else {}, at_most=_AT_MOST)
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -292,26 +289,20 @@ def _turns(model_dir: str, rounds: int) -> dict[str, float]:
         with asyncio.Runner() as runner:
             engine = _make_engine(model_dir, num_slots, 164 + 28 * num_turns)
             forward: Any = engine.lanes.live.lane._forward
-            forward.prefill = prefill = _Counted(forward.prefill)
-            forward.extend = extend = _Counted(forward.extend)
+            counts: list[int] = []
+            forward.prefill = partial(_counted, counts, forward.prefill)
+            forward.extend = partial(_counted, counts, forward.extend)
             began_s = time.process_time()
             lengths = runner.run(_converse(engine, kind))
-            figures[f"prefill_frac_{kind}"] = (prefill.num_tokens + extend.num_tokens) / sum(lengths)
+            figures[f"prefill_frac_{kind}"] = sum(counts) / sum(lengths)
             figures[f"cpu_s_{kind}"] = (time.process_time() - began_s) / len(lengths)
             runner.run(engine.close())
     return figures
 
 
-class _Counted:
-    """A method of a forward pass that counts the tokens that it computes."""
-
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
-        self.num_tokens = 0
-
-    def __call__(self, tokens: Any, *rest: Any) -> None:
-        self.num_tokens += tokens.numel()
-        self._call(tokens, *rest)
+def _counted(counts: list[int], call: Callable[..., None], tokens: Any, *rest: Any) -> None:
+    counts.append(tokens.numel())
+    call(tokens, *rest)
 
 
 async def _converse(engine: "TorchEngine", kind: str) -> list[int]:

@@ -105,9 +105,8 @@ def tree_cpu_s(root: int = 0) -> float:
 
 def _others_cpu_s(root: int) -> float:
     """Returns the CPU seconds of the machine since its start, without those of a process tree."""
-    first = Path("/proc/stat").read_text().partition("\n")[0].split()
-    user, nice, system, _idle, _waiting, _hard, _soft, stolen = map(int, first[1:9])
-    return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK") - tree_cpu_s(root)
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.steal - tree_cpu_s(root)
 
 
 class Laps:
@@ -167,20 +166,10 @@ class Memory:
 
     def _now_mb(self) -> float:
         total = 0
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in self._root.children(recursive=True):
-                total += _pss_bytes(process.pid)
-            total += _pss_bytes(self._root.pid) if self._counts_root else 0
+        for process in (*self._root.children(recursive=True), *[self._root] * self._counts_root):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                total += process.memory_full_info().pss
         return total / 2**20
-
-
-def _pss_bytes(pid: int) -> int:
-    """Returns the proportional set size of a process; 0 if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 class OwnMemory:

@@ -51,7 +51,7 @@ from astraflow.dataflow.service.ingest import facts_of
 from astraflow.models.loading import export_tensors, fit_tensors, load_causal_lm
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job, Outcome
-from astraflow.rollout.engines.lane import Lanes
+from astraflow.rollout.engines.lanes import Lanes
 from astraflow.rollout.renderer import load_renderer
 from astraflow.tasks.answers import extract_answer
 from astraflow.trainer.backend_factory import make_learner

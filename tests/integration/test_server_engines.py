@@ -19,7 +19,7 @@ from astraflow.addons.inference_servers.sglang_api import SglangApi
 from astraflow.addons.inference_servers.start_turns import start_turn
 from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.errors import ConfigError, RolloutError, ServiceError, WeightsError
-from astraflow.rollout.engines.factory import engine_maker
+from astraflow.rollout.engines.factory import make_engine
 from drivers.server_driver import (
     PROMPT,
     STAND_INS,
@@ -134,7 +134,7 @@ async def test_a_killed_server_is_named_with_its_last_words_and_started_again(mo
 
 @pytest.mark.long
 async def test_a_server_that_never_starts_fails_for_good_with_its_last_lines(model: TinyModel) -> None:
-    engine = engine_maker(sglang_config(args=("--exit-code", "3")))(model.snapshot(0))
+    engine = make_engine(sglang_config(args=("--exit-code", "3")), model.snapshot(0))
     with pytest.raises(ServiceError, match="3 times in a row") as caught:
         await engine.load(model.snapshot(0), slot="live")
     assert "ended with exit code 3 before it served" in str(caught.value)
@@ -178,7 +178,7 @@ async def test_only_the_deadline_of_its_episode_ends_a_completion(model: TinyMod
 async def test_a_server_starts_when_no_other_starts_on_its_gpu(model: TinyModel) -> None:
     env = {"PYTHONPATH": str(STAND_INS), "CUDA_VISIBLE_DEVICES": "test-gpu"}
     async with start_turn("another server", env):
-        engine = engine_maker(sglang_config(env=env))(model.snapshot(0))
+        engine = make_engine(sglang_config(env=env), model.snapshot(0))
         await asyncio.sleep(1.0)
         assert own_servers() == []
     await engine.load(model.snapshot(0), slot="live")
@@ -187,7 +187,7 @@ async def test_a_server_starts_when_no_other_starts_on_its_gpu(model: TinyModel)
 
 
 async def test_a_python_that_is_not_there_is_named(model: TinyModel) -> None:
-    engine = engine_maker(sglang_config(python=".venv-nowhere/bin/python"))(model.snapshot(0))
+    engine = make_engine(sglang_config(python=".venv-nowhere/bin/python"), model.snapshot(0))
     with pytest.raises(
         ConfigError, match=r"rollout.engine.python = '.venv-nowhere/bin/python' isn't a program"
     ):
@@ -199,7 +199,7 @@ async def test_a_failure_before_the_server_starts_reaches_those_who_wait(model: 
     snapshot = model.snapshot(0)
     first = dataclasses.replace(snapshot.tensors[0], data=np.zeros(3, np.uint8))  # no whole number
     torn = dataclasses.replace(snapshot, tensors=(first, *snapshot.tensors[1:]))
-    engine = engine_maker(sglang_config())(torn)
+    engine = make_engine(sglang_config(), torn)
     with pytest.raises(ServiceError, match="failed: ValueError: When changing to a larger dtype"):
         await engine.load(torn, slot="live")
     with pytest.raises(ServiceError, match="failed: ValueError"):
@@ -219,7 +219,7 @@ async def test_a_failure_before_the_server_starts_reaches_those_who_wait(model: 
 async def test_a_request_at_fault_is_refused_without_a_server(
     model: TinyModel, request_: object, message: str
 ) -> None:
-    engine = engine_maker(sglang_config())(model.snapshot(0))
+    engine = make_engine(sglang_config(), model.snapshot(0))
     with pytest.raises(RolloutError, match=message) as caught:
         await engine.generate(request_)  # type: ignore[arg-type]
     assert not caught.value.is_retryable

@@ -10,7 +10,7 @@ from astraflow.rollout.config import EngineConfig
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.types.host_tensors import WeightSnapshot
 
-__all__ = ["engine_maker", "preload"]
+__all__ = ["engine_maker", "make_engine", "preload"]
 
 _TORCH_LIBRARIES = (
     "astraflow.rollout.engines.torch_engine",
@@ -25,8 +25,7 @@ _TOKENIZER_LIBRARY = "transformers.models.auto.tokenization_auto"
 def engine_maker(config: EngineConfig, *, exact: bool = False) -> Callable[[WeightSnapshot], Engine]:
     """Returns the function that makes the engines of one service, one per policy.
 
-    A user's component is called as `attr(snapshot, **args)`. `exact`: their logprobs are bitwise equal to the
-    trainer's. Only the torch engine guarantees this.
+    `exact`: their logprobs are bitwise equal to the trainer's. Only the torch engine guarantees this.
     Raises: ConfigError, DataError, or WeightsError if the engine cannot be used; so does the function.
     """
     if isinstance(config, Use):
@@ -36,8 +35,17 @@ def engine_maker(config: EngineConfig, *, exact: bool = False) -> Callable[[Weig
     return config.make()
 
 
+def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
+    """Makes an engine that serves `snapshot`, alone on its device.
+
+    A user's component is called as `attr(snapshot, **args)`.
+    Raises: ConfigError, DataError, or WeightsError if it cannot be used.
+    """
+    return engine_maker(config)(snapshot)
+
+
 def preload(config: EngineConfig) -> None:
-    """Imports the libraries that engines need, which takes seconds.
+    """Imports the libraries that `make_engine` needs, which takes seconds.
 
     A service calls it while it waits for its first version. It may run in a thread.
     """
