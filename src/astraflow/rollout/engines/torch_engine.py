@@ -256,7 +256,10 @@ class TorchEngine:
         stack = traceback.format_stack(sys._current_frames()[self._thread.ident or 0])
         logger.critical("engine of %s hangs:\n%s", self._policy, "".join(stack))
         with self._wake:
-            self._end = f"the engine of {self._policy!r} hangs for {self._hang_s:g} s, {stack[-1].strip()}"
+            where = " ".join(stack[-1].split())
+            self._end = (
+                f"the engine of {self._policy!r} hangs: no progress for {self._hang_s:g} s: {where}"
+            )
             self._has_failed = True
             self._is_closing = True
         _resolve([(future, RolloutError(self._end)) for future in self._open])

@@ -511,16 +511,16 @@ def test_conversations_in_step_keep_their_prefixes_in_a_pool_of_the_size_of_the_
 
 
 def test_requests_that_continue_kept_prefixes_do_not_pass_the_others_for_ever() -> None:
-    bench = Bench(num_slots=1, num_spare=1)
-    bench.submit("kept.0", (5,) * 20, max_new=1)
-    bench.steps()
+    bench = Bench(num_slots=2, num_spare=2)
+    bench.submit("long", max_new=50)
+    bench.submit("kept", (5,) * 20, max_new=1)
+    bench.steps(3)
     bench.submit("new", (6,) * 20, max_new=1)
-    for turn in range(1, 30):
-        bench.submit(f"kept.{turn}", (5,) * (20 + turn), max_new=1)
+    for idx in range(30):
+        bench.submit(f"kept.{idx}", (*(5,) * 20, idx), max_new=1)
+    while "new" not in bench.outcomes:
         bench.steps(1)
-        if "new" in bench.outcomes:
-            break
-    assert 4 < turn < 12
+    assert len(bench.outcomes) == 1 + 8 * 2 + 1
 
 
 def test_a_long_prompt_is_prefilled_in_pieces_between_which_others_go_on() -> None:
