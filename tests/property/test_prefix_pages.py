@@ -101,7 +101,8 @@ class Pool(RuleBasedStateMachine):
         if self.held:
             tokens, pages = self.held.pop(0)
             found, _ = self.pages.find(tokens)
-            assert found[: len(pages) - 1] == pages[:-1], "what is held stays"
+            whole = pages[:-1]
+            assert found[: len(whole)] == whole, "what is held stays"
             self.pages.release(pages)
 
     @rule()
