@@ -148,7 +148,7 @@ class KvCache:
         self._values = list(self._all_values)
         self._wide_keys = _wide(self._all_keys)
         self._wide_values = _wide(self._all_values)
-        self._pages = [_wide(numbers.unflatten(3, (-1, PAGE)).flatten(4)) for numbers in self.tensors]
+        self._pages = [_wide(each.view(*size[:3], -1, PAGE * each.shape[-1])) for each in self.tensors]
         self._base = torch.arange(num_slots * heads, device=shape.device).view(-1, heads) * max_context
         """[slots, heads] the first index of each head of each row in a layer's flattened positions."""
         self.shifts = np.zeros(num_slots, np.int64)
@@ -307,9 +307,11 @@ class KvCache:
         per_slot = self.max_context // PAGE
         take = torch.from_numpy(np.stack(divmod(sources, per_slot))).to(self._device)
         put = torch.from_numpy(np.stack(divmod(targets, per_slot))).to(self._device)
-        for layers in self._pages:
-            for pages in layers.split(max(1, _MOVED_PAGES // len(sources))):
-                pages[:, put[0], :, put[1]] = pages[:, take[0], :, take[1]]
+        num_layers = max(1, _MOVED_PAGES // len(sources))
+        for pages in self._pages:
+            for start in range(0, len(pages), num_layers):
+                layers = pages[start : start + num_layers]
+                layers[:, put[0], :, put[1]] = layers[:, take[0], :, take[1]]
 
     def clear(self, row: int) -> None:
         """Zeroes a row that failed, because it may have values that are not finite, which no mask hides."""

@@ -253,13 +253,12 @@ class TorchEngine:
             self._progress_s = now_s
         if self._end is not None or now_s - self._progress_s < self._hang_s:
             return
-        stack = traceback.format_stack(sys._current_frames()[self._thread.ident or 0])
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] documented in spite of its name
+        stack = traceback.format_stack(frames[self._thread.ident or 0])
         logger.critical("engine of %s hangs:\n%s", self._policy, "".join(stack))
         with self._wake:
             where = " ".join(stack[-1].split())
-            self._end = (
-                f"the engine of {self._policy!r} hangs: no progress for {self._hang_s:g} s: {where}"
-            )
+            self._end = f"the engine of {self._policy!r} hangs: no progress for {self._hang_s:g} s: {where}"
             self._has_failed = True
             self._is_closing = True
         _resolve([(future, RolloutError(self._end)) for future in self._open])
