@@ -31,7 +31,7 @@ class CheckedEngine(TorchEngine):
 
     def _compare(self, version: int, slot: str) -> None:
         """The model's own tensors, float32 values of a version in bfloat16, against its digest."""
-        found = self._slots.slot("live" if slot == "live" else "pinned")
+        found = self.lanes.live if slot == "live" else self.lanes.pinned
         assert found is not None
         narrow = [
             host_tensor(name, tensor.to(DTYPES["bfloat16"])) for name, tensor in weights_by_name(found.model)

@@ -70,7 +70,11 @@ async def test_a_quickstart_run_over_a_bad_link_still_learns(
     links: list[BadLink] = []
     serving = asyncio.create_task(serve_from_afar(dataflow_port, publisher_port, tmp_path / "cache", links))
     try:
-        assert await process.wait() == 0
+        run_ends = asyncio.create_task(process.wait())
+        await asyncio.wait({run_ends, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not run_ends.done():
+            serving.result()  # raises if the service has failed
+        assert await run_ends == 0
         # That the run is over may be cut off as well, and then nobody is left who could be asked again.
         await asyncio.wait({serving}, timeout=60)
     finally:
