@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 30.0
 """Time limit for closing. A step or a load in progress ends first, and both take seconds."""
 _HANG_S = 1800.0
-"""A thread hangs if it isn't idle and ends no model call for this long. A call for 16,000 tokens of a model of
-a billion parameters takes 27 minutes on a core with 20 GFLOP/s."""
+"""A thread hangs if it isn't idle and ends no model call for this long. A call for 16,000 tokens of a model
+with a billion parameters takes 27 minutes on a core with 20 GFLOP/s."""
 _ResultT = TypeVar("_ResultT")
 
 
