@@ -14,6 +14,17 @@
     error_ratio           mean distance of the engine's logprobs from those of the model in float32, divided
                           by the same distance of the model's own forward pass
 
+With `--turns`, it measures conversations instead. In each turn, the prompt is the history, 16 tokens are
+generated, and 12 are added to the history.
+
+    fits         8 conversations of 64 turns on 16 slots
+    crowded      16 conversations of 32 turns on 8 slots
+    stripped     8 conversations of 32 turns on 16 slots; half of each completion is left out of the history
+
+    prefill_frac_KIND     computed tokens of prompts, with padding, divided by the lengths of the histories
+    cpu_s_KIND            CPU seconds per conversation
+    cpu_speedup_KIND      the same of `beside`, divided by those of `engine`
+
 Each run is a child process that loads the model, warms up, and then times `--rounds` rounds. The runs of all
 sides alternate `--repeats` times. `--model tiny` makes a random model of the quickstart's size, in float32.
 The default, models/smollm2 (135 million parameters, in bfloat16), must exist: `astraflow model fetch
@@ -46,7 +57,7 @@ _ROWS = 64
 _CONTEXT = 256
 _TINY = {
     "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096,
     "tie_word_embeddings": True, "eos_token_id": None, "pad_token_id": 0, "initializer_range": 0.1,
 }  # fmt: skip
 _PYTHON_OF_VLLM = Path(__file__).resolve().parent.parent / ".venv-vllm" / "bin" / "python"
@@ -59,6 +70,9 @@ _AT_LEAST = {
     "speedup_beside_equal": 0.97,
     "speedup_beside_mixed": 0.97,
 }
+_TURNS = {"fits": (8, 16, 64), "crowded": (16, 8, 32), "stripped": (8, 16, 32)}
+"""Conversations, slots, and turns."""
+_AT_MOST = {"prefill_frac_fits": 0.5, "prefill_frac_crowded": 0.8, "prefill_frac_stripped": 1.2}
 _ENVIRONMENT_OF_VLLM = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -80,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="timed rounds of each run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--beside", type=Path, help="another checkout, with its .venv")
+    parser.add_argument("--turns", action="store_true", help="measure conversations")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -90,7 +105,20 @@ def main() -> None:
             options.model = _make_tiny(folder)
         if not Path(options.model).is_dir():
             parser.error(f"{options.model} does not exist; run `astraflow model fetch smollm2` first")
-        _compare(options)
+        (_compare_turns if options.turns else _compare)(options)
+
+
+def _compare_turns(options: argparse.Namespace) -> None:
+    from harness import report, show_table
+
+    figures = _in_child("turns", options)
+    others = _in_child("turns", options, is_beside=True) if options.beside else {}
+    rows = [[name, value, others.get(name)] for name, value in figures.items()]
+    show_table("conversations", ["figure", "engine", "beside"], rows)
+    ratios = {f"cpu_speedup_{k}": others[f"cpu_s_{k}"] / figures[f"cpu_s_{k}"] for k in _TURNS if others}
+    figures |= ratios | {f"beside_{name}": value for name, value in others.items()}
+    is_real = others and _dtype(options.model) == "bfloat16"
+    report(figures, at_least={"cpu_speedup_crowded": 2.0} if is_real else {}, at_most=_AT_MOST)
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -118,10 +146,10 @@ def _compare(options: argparse.Namespace) -> None:
     report(figures, at_least=bounds, at_most={"error_ratio": 1.0})
 
 
-def _in_child(side: str, options: argparse.Namespace) -> dict[str, Any]:
+def _in_child(side: str, options: argparse.Namespace, *, is_beside: bool = False) -> dict[str, Any]:
     python, environment = sys.executable, dict(os.environ)
-    if side == "beside":
-        python, side = str(options.beside / ".venv" / "bin" / "python"), "engine"
+    if is_beside or side == "beside":
+        python, side = str(options.beside / ".venv" / "bin" / "python"), side.replace("beside", "engine")
     if side == "vllm":
         python, environment = str(_PYTHON_OF_VLLM), environment | _ENVIRONMENT_OF_VLLM
     command = [python, __file__, "--one", side, "--model", options.model, "--rounds", str(options.rounds)]
@@ -229,7 +257,7 @@ def _engine_speeds(model_dir: str, rounds: int) -> dict[str, list[float]]:
     return speeds
 
 
-def _make_engine(model_dir: str) -> "TorchEngine":
+def _make_engine(model_dir: str, num_slots: int = _ROWS, max_context: int = _CONTEXT) -> "TorchEngine":
     import torch
 
     from astraflow.models.loading import export_tensors, load_causal_lm
@@ -240,7 +268,7 @@ def _make_engine(model_dir: str) -> "TorchEngine":
     dtype: Any = _dtype(model_dir)
     model: Any = load_causal_lm(model_dir, dtype=dtype)
     torch.set_num_threads(1)
-    config = TorchEngineConfig(num_slots=_ROWS, max_context=_CONTEXT, dtype=dtype, num_threads=1)
+    config = TorchEngineConfig(num_slots=num_slots, max_context=max_context, dtype=dtype, num_threads=1)
     return TorchEngine(config, WeightSnapshot("actor", 0, export_tensors(model), Path(model_dir)))
 
 
@@ -252,6 +280,48 @@ async def _run(engine: "TorchEngine", work: Work) -> "list[Generation]":
         for idx, (prompt, count) in enumerate(work)
     ]
     return await asyncio.gather(*(engine.generate(request) for request in requests))
+
+
+def _turns(model_dir: str, rounds: int) -> dict[str, float]:
+    del rounds
+    figures: dict[str, float] = {}
+    for kind, (_, num_slots, num_turns) in _TURNS.items():
+        with asyncio.Runner() as runner:
+            engine = _make_engine(model_dir, num_slots, 164 + 28 * num_turns)
+            forward: Any = engine.lanes.live.lane._forward
+            counts: list[int] = []
+            forward.prefill = partial(_counted, counts, forward.prefill)
+            forward.extend = partial(_counted, counts, forward.extend)
+            began_s = time.process_time()
+            lengths = runner.run(_converse(engine, kind))
+            figures[f"prefill_frac_{kind}"] = sum(counts) / sum(lengths)
+            figures[f"cpu_s_{kind}"] = (time.process_time() - began_s) / len(lengths)
+            runner.run(engine.close())
+    return figures
+
+
+def _counted(counts: list[int], call: Callable[..., None], tokens: Any, *rest: Any) -> None:
+    counts.append(tokens.numel())
+    call(tokens, *rest)
+
+
+async def _converse(engine: "TorchEngine", kind: str) -> list[int]:
+    """Returns the lengths of the histories."""
+    from astraflow.types import GenerateRequest, Sampling
+
+    count, _, num_turns = _TURNS[kind]
+
+    async def talk(seed: int) -> int:
+        rng = np.random.default_rng(seed)
+        history: list[int] = rng.integers(3, 60, 100).tolist()
+        for turn in range(num_turns):
+            sampling = Sampling(max_tokens=16, seed=seed * num_turns + turn)
+            reply = await engine.generate(GenerateRequest(token_ids=tuple(history), sampling=sampling))
+            history += [*reply.token_ids[8 if kind == "stripped" else 0 :], *rng.integers(3, 60, 12).tolist()]
+            await asyncio.sleep(0.01 * rng.exponential())
+        return len(history)
+
+    return await asyncio.gather(*map(talk, range(count)))
 
 
 def _errors(model_dir: str, rounds: int) -> dict[str, float]:
@@ -290,6 +360,7 @@ _SIDES: dict[str, Callable[[str, int], dict[str, Any]]] = {
     "generate": _generate_speeds,
     "vllm": _vllm_speeds,
     "errors": _errors,
+    "turns": _turns,
 }
 
 

@@ -95,31 +95,18 @@ class OthersLoad:
 def tree_cpu_s(root: int = 0) -> float:
     """Returns the CPU seconds of a process (0: this one), its live descendants, and all processes that they
     waited for."""
-    times: dict[int, int] = {}
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name of a process may contain blanks and parentheses, but the fields after it don't.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # the process has just ended
-        pid = int(folder.name)
-        times[pid] = sum(map(int, fields[11:15]))
-        children.setdefault(int(fields[1]), []).append(pid)
-    ticks = 0
-    pending = [root or os.getpid()]
-    while pending:
-        pid = pending.pop()
-        ticks += times.get(pid, 0)
-        pending += children.get(pid, [])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    process = psutil.Process(root or None)
+    seconds = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            seconds += sum(each.cpu_times()[:4])
+    return seconds
 
 
 def _others_cpu_s(root: int) -> float:
     """Returns the CPU seconds of the machine since its start, without those of a process tree."""
-    first = Path("/proc/stat").read_text().partition("\n")[0].split()
-    user, nice, system, _idle, _waiting, _hard, _soft, stolen = map(int, first[1:9])
-    return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK") - tree_cpu_s(root)
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.steal - tree_cpu_s(root)
 
 
 class Laps:
@@ -179,20 +166,10 @@ class Memory:
 
     def _now_mb(self) -> float:
         total = 0
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in self._root.children(recursive=True):
-                total += _pss_bytes(process.pid)
-            total += _pss_bytes(self._root.pid) if self._counts_root else 0
+        for process in (*self._root.children(recursive=True), *[self._root] * self._counts_root):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                total += process.memory_full_info().pss
         return total / 2**20
-
-
-def _pss_bytes(pid: int) -> int:
-    """Returns the proportional set size of a process; 0 if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 class OwnMemory:

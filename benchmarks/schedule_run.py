@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from astraflow.dataflow.core.commands import (
     AddWorker,
     BatchView,
@@ -219,13 +217,6 @@ class Measured:
     def wall_s(self) -> float:
         """Time until both policies had finished their steps."""
         return max(self.ends_s.values())
-
-    @property
-    def length_ratio(self) -> float:
-        """Mean length of the episodes that were trained on, divided by that of all started ones. Below 1, the
-        schedule prefers short episodes."""
-        trained = [num for step in self.tokens_trained for num in step]
-        return float(np.mean(trained) / np.mean(self.tokens_drawn))
 
     def use_until(self, step: int) -> Use:
         """Returns what all devices had done when both policies had committed a number of steps."""

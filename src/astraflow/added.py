@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from astraflow.addons import runs
     from astraflow.addons.agents.gateway.gateway import Gateway
     from astraflow.addons.cluster.node_group import NodeGroup
     from astraflow.addons.exact.engine_pass import InvariantForward
     from astraflow.addons.exact.trainer_pass import InvariantLogprobs
+    from astraflow.addons.experts.recorder import ExpertRecorder
+    from astraflow.addons.experts.replay import RouterReplay
     from astraflow.addons.fast_deltas import compiled
     from astraflow.addons.formats.derive import call_format
     from astraflow.addons.formats.readers import read_calls
@@ -36,11 +40,13 @@ if TYPE_CHECKING:
     from astraflow.rollout.renderer import ChatRenderer
 
 __all__ = [
+    "ExpertRecorder",
     "Gateway",
     "InvariantForward",
     "InvariantLogprobs",
     "NodeGroup",
     "ObjectStore",
+    "RouterReplay",
     "SharedTurns",
     "SizedPool",
     "audits",
@@ -56,17 +62,20 @@ __all__ = [
     "prometheus_text",
     "read_calls",
     "require",
+    "router_replay",
     "run_only",
     "runs",
     "try_episode",
 ]
 
 _PLACES = {
+    "ExpertRecorder": ("experts.recorder:ExpertRecorder", "rollout.engine.record_experts"),
     "Gateway": ("agents.gateway.gateway:Gateway", "an endpoint for agent programs"),
     "InvariantForward": ("exact.engine_pass:InvariantForward", "exact: true"),
     "InvariantLogprobs": ("exact.trainer_pass:InvariantLogprobs", "exact: true"),
     "NodeGroup": ("cluster.node_group:NodeGroup", "train.nodes"),
     "ObjectStore": ("s3_store.object_store:ObjectStore", "a store in S3"),
+    "RouterReplay": ("experts.replay:RouterReplay", "router replay"),
     "SharedTurns": ("lending.turns:SharedTurns", "cluster.lend"),
     "SizedPool": ("pool.pool:SizedPool", "cluster.max_services"),
     "audit_kept_caches": ("inference_servers.kept_caches:audit_kept_caches", "audit"),
@@ -117,6 +126,11 @@ def library_renderer(
     part = "choose_renderer"
     chosen: list[Any] = [__getattr__(part)] if choice == "library" else _present(part)
     return next((choose(model_dir, choice, args, where) for choose in chosen), None)
+
+
+def router_replay(model: "Module") -> "RouterReplay | None":
+    """Returns the replay of recorded experts; None if the model has no routers, or the add-on is left out."""
+    return next((replay.of(model) for replay in _present("RouterReplay")), None)
 
 
 def _present(*parts: str) -> list[Any]:

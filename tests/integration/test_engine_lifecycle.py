@@ -1,6 +1,7 @@
 """The torch engine's bounds, pauses, failures and end."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from astraflow.errors import RolloutError, ServiceError
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
@@ -233,6 +235,55 @@ async def test_an_engine_whose_thread_has_ended_offers_no_slots(
     with pytest.raises(ServiceError, match=f"the engine of 'actor' failed: {type(error).__name__}.*started"):
         engine.capacity()
     await engine.close()
+
+
+class Blocking(int):
+    """A seed that blocks the thread in a step until it is told to go on, as a deadlock would."""
+
+    goes_on: threading.Event
+
+    def __and__(self, other: int) -> int:
+        self.goes_on.wait(30.0)
+        return int(self)
+
+
+async def test_a_step_that_hangs_ends_the_engine_with_the_cause(snapshot: WeightSnapshot) -> None:
+    engine = TorchEngine(TorchEngineConfig(num_slots=4, max_context=4096), snapshot, hang_s=1.0)
+    running = asyncio.create_task(engine.generate(long_ask()))
+    await all_running(engine, 1)
+    seed = Blocking(1)
+    seed.goes_on = threading.Event()
+    blocked = asyncio.create_task(engine.generate(ask(seed=seed)))
+    cause = "the engine of 'actor' hangs: no progress for 1 s: File .*, in wait"
+    with pytest.raises(ServiceError, match=f"{cause}.*has to be restarted"):
+        await all_running(engine, 3)
+    for outcome in await asyncio.gather(running, blocked, return_exceptions=True):
+        assert isinstance(outcome, RolloutError)
+        assert "hangs" in str(outcome)
+    with pytest.raises(RolloutError, match="hangs"):
+        await engine.generate(ask())
+    await engine.close()  # doesn't wait for the thread
+    seed.goes_on.set()
+    engine._thread.join(10.0)
+    with pytest.raises(ServiceError, match="hangs"):
+        engine.capacity()
+
+
+async def test_an_engine_that_works_or_has_nothing_to_do_does_not_hang(snapshot: WeightSnapshot) -> None:
+    engine = TorchEngine(TorchEngineConfig(num_slots=4, max_context=4096), snapshot, hang_s=0.6)
+    deadline = time.monotonic() + 1.5
+    running = asyncio.create_task(engine.generate(long_ask()))
+    while time.monotonic() < deadline:  # it is as busy at first and idle or paused afterwards
+        engine.capacity()
+        await asyncio.sleep(0.01)
+    await engine.pause()
+    await asyncio.sleep(0.8)
+    engine.capacity()
+    await engine.resume()
+    await running
+    await engine.close()
+    await asyncio.sleep(0.8)
+    assert engine.capacity().num_running == 0
 
 
 async def test_busy_spans_cover_the_generation_and_end_with_it(snapshot: WeightSnapshot) -> None:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job, Outcome
-from astraflow.rollout.engines.lane import Lanes
+from astraflow.rollout.engines.lanes import Lanes
 from astraflow.types import Generation, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
 from drivers.engine_models import make_model_folder, make_random_model, snapshot_of

@@ -94,7 +94,8 @@ def _with_slots(recipe: Recipe) -> Recipe:
 
 
 def slot_bytes(recipe: Recipe, *, with_evals: bool = True) -> float:
-    """What one slot of the embedded engine needs in a rollout service: a row of each policy's caches.
+    """What one slot of the embedded engine needs in a rollout service: a row of each policy's caches, and its
+    share of their pools.
 
     0 for other engines, whose servers manage their own memory.
     """
@@ -107,7 +108,7 @@ def slot_bytes(recipe: Recipe, *, with_evals: bool = True) -> float:
         # Evaluations of a policy whose weights change run from a second weight slot with its own cache.
         num_caches = 2 if with_evals and recipe.eval.sets and policy.role != "frozen" else 1
         total += num_caches * cached_values(_model_config(policy.model_dir)) * size * engine.context
-    return total
+    return total * (1 + engine.prefix_pool)
 
 
 def choose_slots(recipe: Recipe, num_bytes: float | None = None) -> int:

@@ -55,6 +55,9 @@ class TorchEngineConfig(ModelEngineConfig):
     gpu_share: float = Field(default=0.0, ge=0, le=1)
     """Largest share of the GPU's memory that an engine takes; 0: all. Required if several processes use one
     GPU; a trainer takes what the shares leave."""
+    prefix_pool: float = Field(default=1.0, ge=0, le=64)
+    """Memory for the keys and values of prefixes that later requests may share, as a multiple of the memory
+    of the slots; 0: none. With 1, twice as many conversations as slots keep theirs between turns."""
     record_experts: bool = False
     """Record which experts a mixture-of-experts model chose when it sampled a token. The trainer then routes
     the token to the same experts (router replay)."""

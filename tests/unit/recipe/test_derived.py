@@ -206,13 +206,15 @@ HELD_OUT = "eval.sets.held={num_tasks: 5, source: {name: jsonl, path: held.jsonl
 @pytest.mark.parametrize(
     ("overrides", "gb", "slots"),
     [
-        # A token has 30 layers x 3 heads x 2 x 64 values of 4 bytes: 46,080 bytes, and a slot 188.7 MB.
-        ([], 100, 128),
-        ([], 24, 24),  # two services: 12 GB / 377.5 MB = 31
-        (["rollout.services=1"], 24, 48),
-        (["rollout.services=1", "rollout.engine.dtype=bfloat16"], 24, 96),
-        ([HELD_OUT], 24, 12),  # an evaluation has its own cache
-        (["rollout.engine.max_context=512"], 24, 128),
+        # A token has 30 layers x 3 heads x 2 x 64 values of 4 bytes: 46,080 bytes, and a slot 188.7 MB. Its
+        # share of the pool for prefixes has as many.
+        ([], 200, 128),
+        ([], 24, 12),  # two services: 12 GB / 755 MB = 15
+        (["rollout.engine.prefix_pool=0.0"], 24, 24),
+        (["rollout.services=1"], 24, 24),
+        (["rollout.services=1", "rollout.engine.dtype=bfloat16"], 24, 48),
+        ([HELD_OUT], 24, 6),  # an evaluation has its own cache
+        (["rollout.engine.max_context=512"], 48, 128),
         ([], 0.1, 1),
     ],
 )

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["AttentionRule", "CacheShape", "KvCache", "Stretch", "causal_attention", "row_moves"]
+__all__ = ["PAGE", "AttentionRule", "CacheShape", "KvCache", "Stretch", "causal_attention", "row_moves"]
+
+PAGE = 8
+"""Number of positions of a page."""
+_MOVED_PAGES = 8192
+"""Number of pages of a layer that are copied in one call, if there are several layers. The call takes as much
+memory as they have."""
 
 _BLOCK_ROWS = 16
 """Number of rows in the smallest block. A block is one attention call."""
@@ -47,8 +53,8 @@ class CacheShape:
     """Size of a head's values. In latent attention (DeepSeek), it differs from the size of the keys."""
     dtype: torch.dtype
     device: torch.device
-    multiple: int = 1
-    """A slot's number of positions is rounded up to a multiple of this."""
+    multiple: int = PAGE
+    """A slot's number of positions is rounded up to a multiple of this, which is one of a page's."""
 
     def positions(self, max_context: int) -> int:
         """Number of positions of a slot for sequences of up to `max_context` tokens."""
@@ -127,7 +133,9 @@ class KvCache:
         self._heads = heads
         self._key_dim = shape.key_dim
         self._value_dim = shape.value_dim
-        self._max_context = max_context
+        self.num_slots = num_slots
+        self.max_context = max_context
+        """Number of positions of each slot."""
         self._device = shape.device
         self._dtype = shape.dtype
         size = (shape.num_layers, num_slots, heads, max_context)
@@ -140,6 +148,7 @@ class KvCache:
         self._values = list(self._all_values)
         self._wide_keys = _wide(self._all_keys)
         self._wide_values = _wide(self._all_values)
+        self._pages = [_wide(each.view(*size[:3], -1, PAGE * each.shape[-1])) for each in self.tensors]
         self._base = torch.arange(num_slots * heads, device=shape.device).view(-1, heads) * max_context
         """[slots, heads] the first index of each head of each row in a layer's flattened positions."""
         self.shifts = np.zeros(num_slots, np.int64)
@@ -179,7 +188,7 @@ class KvCache:
         """
         num_rows = len(lengths)
         call_cost = _CALL_COST if self._device.type == "cpu" else _GPU_CALL_COST
-        min_length = min(_MIN_POSITIONS, self._max_context)
+        min_length = min(_MIN_POSITIONS, self.max_context)
         longest = np.maximum.reduceat(lengths, np.arange(0, num_rows, _BLOCK_ROWS)).clip(min_length).tolist()
         row_size = self._heads * self._key_dim
         bounds = [(0, min(_BLOCK_ROWS, num_rows), longest[0])]
@@ -213,8 +222,8 @@ class KvCache:
         self._values[layer].view(-1, width).index_copy_(
             0, self._entry_idx, self._stored(values.reshape(groups, width))
         )
-        all_keys = self._keys[layer].view(-1, self._max_context, dim)
-        all_values = self._values[layer].view(-1, self._max_context, width)
+        all_keys = self._keys[layer].view(-1, self.max_context, dim)
+        all_values = self._values[layer].view(-1, self.max_context, width)
         scaled = (query.to(wide) * rule.scale).view(groups, num_heads // self._heads, dim)
         parts: list[Tensor] = []
         for block in self._masked_blocks(rule):
@@ -256,7 +265,7 @@ class KvCache:
         positions = starts[:, None] + self._ascending[:length]
         # Padding beyond the end of the slot goes to its last position. That position never has a real entry:
         # a row ends when its newest token reaches it, and the newest token isn't in the cache yet.
-        return Stretch(rows, positions.clamp_(max=self._max_context - 1), reach)
+        return Stretch(rows, positions.clamp_(max=self.max_context - 1), reach)
 
     def write_stretch(self, layer: int, keys: Tensor, values: Tensor, stretch: Stretch) -> None:
         """Stores keys and values [B, kv heads, T, dim] of a stretch."""
@@ -292,6 +301,17 @@ class KvCache:
         put = torch.from_numpy(targets).to(self._device)
         for numbers in (self._wide_keys, self._wide_values):
             numbers[:, put, :, :length] = numbers[:, take, :, :length]
+
+    def move_pages(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """Copies pages, all at once. A page's number counts the pages of all slots."""
+        per_slot = self.max_context // PAGE
+        take = torch.from_numpy(np.stack(divmod(sources, per_slot))).to(self._device)
+        put = torch.from_numpy(np.stack(divmod(targets, per_slot))).to(self._device)
+        num_layers = max(1, _MOVED_PAGES // len(sources))
+        for pages in self._pages:
+            for start in range(0, len(pages), num_layers):
+                layers = pages[start : start + num_layers]
+                layers[:, put[0], :, put[1]] = layers[:, take[0], :, take[1]]
 
     def clear(self, row: int) -> None:
         """Zeroes a row that failed, because it may have values that are not finite, which no mask hides."""

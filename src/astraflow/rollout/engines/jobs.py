@@ -7,7 +7,7 @@ last token of a prompt needs no separate call.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from astraflow.rollout.engines.experts import ExpertRecorder
+from astraflow import added
+from astraflow.rollout.engines.pages import Page
 from astraflow.rollout.engines.requests import StopText
 from astraflow.rollout.engines.sampling import Restriction, SamplingRows, uniforms
 from astraflow.types import FinishReason, Generation, Media, Sampling
@@ -50,6 +51,8 @@ class Job:
     """Hash of the prompt, for finding requests that can share the prompt's keys and values."""
     row: int = -1
     """Its row while it runs, otherwise -1."""
+    held: Sequence[Page] | None = None
+    """The pages that it holds while it waits; None if they have not been looked up yet."""
     ended: Generation | None = None
     """Its result, once it has one."""
     marks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -68,7 +71,11 @@ class Rows:
     """Columns of up to `num_slots` running requests."""
 
     def __init__(
-        self, num_slots: int, max_context: int, vocab_size: int, recorder: ExpertRecorder | None = None
+        self,
+        num_slots: int,
+        max_context: int,
+        vocab_size: int,
+        recorder: "added.ExpertRecorder | None" = None,
     ) -> None:
         self.jobs: list[Job] = []
         self.tokens = np.zeros((num_slots, max_context), np.int64)

@@ -1,54 +1,38 @@
-"""A lane is one version of the model and the batch that runs on it. An engine has up to two lanes.
+"""A lane is one version of the model and the batch that runs on it. An engine has up to two (`lanes`).
 
 A `Lane` admits requests, advances them token by token, and replaces the weights. It is passive: it has no
 threads and no clock. Its owner calls `step` while `has_work` is true, and results go out through
 `Job.resolve`. Requests join and leave between any two steps. If several requests share a prompt, it is
-prefilled once, and as long as they sample the same tokens, they are computed as one (`branches`). The next
-turn of a conversation continues from the keys and values of the turn before it (`ended`). After the weights
-are replaced, the keys and values of all running requests are recomputed (once for a shared prompt).
-So every later logprob is that of a full forward pass with the new version.
-
-`Lanes` are the weight slots of an engine. `live` follows the newest version, and `pinned` serves one exact
-version for evaluation. The pinned lane runs on a second copy of the model, which is built when it is first
-needed. A request for an exact version runs in the lane that has this version, and holds it. A held lane
-changes its version only after its holders are done, and accepts no new holders while a change waits. Requests
-for the newest version hold nothing.
+prefilled once, and as long as they sample the same tokens, they are computed as one (`branches`). A request
+that shares a prefix with an earlier one, as the next turn of a conversation does, continues from that
+prefix's keys and values (`pages`). A long prompt is prefilled in pieces, between which the running requests
+are advanced. After the weights are replaced, the keys and values of all running requests are recomputed (once
+for a shared prompt). So every later logprob is that of a full forward pass with the new version.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from astraflow import added
 from astraflow.errors import RolloutError
-from astraflow.models.images import image_rules
-from astraflow.models.loading import FittedTensors, empty_causal_lm, install_tensors
-from astraflow.protocols import SlotName
-from astraflow.rollout.engine_config import TorchEngineConfig
+from astraflow.models.loading import FittedTensors
 from astraflow.rollout.engines.branches import Branches
-from astraflow.rollout.engines.cache import KvCache, row_moves
-from astraflow.rollout.engines.ended import Ended
-from astraflow.rollout.engines.experts import ExpertRecorder
-from astraflow.rollout.engines.forward import Forward, make_forward
+from astraflow.rollout.engines.cache import PAGE, KvCache, row_moves
+from astraflow.rollout.engines.forward import Forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
-from astraflow.rollout.engines.requests import stop_ids
-from astraflow.rollout.engines.room import fitting_slots
+from astraflow.rollout.engines.pages import Page, Pages
 from astraflow.rollout.engines.sampling import pick_tokens
 from astraflow.types import Generation
-from astraflow.types.host_tensors import WeightSnapshot
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-__all__ = ["Lane", "Lanes", "LoadedModel"]
+__all__ = ["Lane"]
 
 _PREFILL_TOKENS = 4096
 """Largest number of tokens in one prefill call, including padding. It bounds the call's memory, and how long
-the running requests have to wait for it."""
+the running requests have to wait for it. A longer prompt is prefilled in pieces of this size."""
 _CPU_PREFILL_TOKENS = 1024
 """The same on a CPU, whose caches hold the activations of fewer tokens."""
 _STRETCH_POSITIONS = 65_536
@@ -56,6 +40,11 @@ _STRETCH_POSITIONS = 65_536
 _MIN_FILL = 0.6
 """Each row in a prefill call has at least this share of the longest row's length. Shorter rows would be
 mostly padding."""
+_ADMISSION_CALLS = 4
+"""A step admits no more requests once their prompts fill this many prefill calls."""
+_MAX_PASSED = 8
+"""The oldest request has to wait for at most this many admissions per slot of others that continue a kept
+prefix. In a crowded lane, it costs the others' prefixes their pages."""
 _MAX_DELAY_STEPS = 4
 """Largest number of steps for which admission is delayed. A prefill call costs about as much as a step, so it
 pays to wait for other requests to share it."""
@@ -80,9 +69,11 @@ class Lane:
         max_context: int,
         stop_ids: frozenset[int],
         version: int,
-        recorder: ExpertRecorder | None = None,
+        num_spare: int = 0,
+        recorder: "added.ExpertRecorder | None" = None,
     ) -> None:
-        """`recorder`: records the experts that the model of `forward` chooses; None records none."""
+        """`num_spare`: the size of the pool for prefixes, in slots. `recorder`: records the experts that the
+        model of `forward` chooses; None records none."""
         self.version = version
         self.generated_tokens = 0
         """Number of tokens generated since the lane was made. It never decreases."""
@@ -91,12 +82,20 @@ class Lane:
         self._forward = forward
         self._device = shape.device
         self._max_tokens = _CPU_PREFILL_TOKENS if shape.device.type == "cpu" else _PREFILL_TOKENS
-        self.cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
+        self.cache = KvCache(shape, num_slots=num_slots + num_spare, max_context=max_context)
         self._recorder = recorder
         self._rows = Rows(num_slots, max_context, vocab_size, recorder)
         self._branches = Branches(num_slots)
-        self._ended = Ended(num_slots)
+        self._pages = Pages(self.cache, num_spare)
         self._waiting: deque[Job] = deque()
+        self._num_passed = 0
+        """Number of admissions in a row that were not of the oldest request."""
+        self._staged: Job | None = None
+        """The request whose prompt is prefilled in pieces, in the last slot of the rows."""
+        self._num_staged = 0
+        """Number of its tokens whose keys and values are there."""
+        self.num_calls = 0
+        """Number of model calls for prompts since the lane was made. It shows that a long step goes on."""
         self._num_delays = 0
         """Number of steps for which admission has been delayed since the last one."""
         self._is_stop = np.zeros(vocab_size, np.bool_)
@@ -115,21 +114,39 @@ class Lane:
     @property
     def num_waiting(self) -> int:
         """Number of requests that wait for a row."""
-        return len(self._waiting)
+        return len(self._queued)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would advance or admit a request."""
-        return bool(self._rows.count or self._waiting)
+        return bool(self._rows.count or self._queued)
 
     @property
     def is_held(self) -> bool:
         """Whether requests for exactly this version run or wait here."""
-        return any(job.version >= 0 for job in (*self._rows.jobs, *self._waiting))
+        return any(job.version >= 0 for job in (*self._rows.jobs, *self._queued))
+
+    @property
+    def _queued(self) -> list[Job]:
+        return [*self._waiting] if self._staged is None else [self._staged, *self._waiting]
+
+    @property
+    def _num_free(self) -> int:
+        """Number of rows for further requests."""
+        return self._rows.num_free - (self._staged is not None)
 
     def submit(self, job: Job) -> None:
         """Queues a request."""
         self._waiting.append(job)
+        if not self._pages.has_parked:
+            self._hold_prefixes()
+
+    def _hold_prefixes(self) -> None:
+        """Holds the kept prefixes that waiting requests need. An image is not in the tokens, so a prompt with
+        images continues nothing."""
+        for job in self._waiting:
+            if job.held is None:
+                job.held = () if job.media else self._pages.hold(job.prompt)
 
     def drop(self, job: Job) -> Generation | None:
         """Removes a request that is here, without calling its `resolve`. Returns what it has generated."""
@@ -137,15 +154,18 @@ class Lane:
         if self._rows.holds(job):
             begun = self._rows.beginning(job.row)
             self._release(np.array([job.row]))
+        elif job is self._staged:
+            self._staged = None
         elif job in self._waiting:
-            self._waiting.remove(job)
+            self._leave(job)
         return begun
 
     def drain(self) -> list[Job]:
         """Removes and returns all requests, running and waiting."""
-        jobs = [*self._rows.jobs, *self._waiting]
+        jobs = [*self._rows.jobs, *self._queued]
+        self._release(np.arange(self._rows.count), is_kept=False)
         self._waiting.clear()
-        self._release(np.arange(self._rows.count))
+        self._staged = None
         return jobs
 
     def replace(self, weights: FittedTensors, version: int) -> None:
@@ -157,9 +177,17 @@ class Lane:
         self.recompute()
 
     def recompute(self) -> None:
-        """Computes the keys and values of running requests again, and forgets those of ended ones."""
-        self._ended.clear()
+        """Computes the keys and values of running requests again, and forgets all other ones."""
+        self._forget()
+        self._num_staged = 0
         self._refill()
+
+    def _forget(self) -> None:
+        """Forgets all kept prefixes."""
+        for job in self._waiting:
+            self._pages.release(job.held or ())
+            job.held = None
+        self._pages.clear()
 
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs [T - 1] of tokens 1..T-1 at temperature 1."""
@@ -172,9 +200,13 @@ class Lane:
 
     def step(self) -> None:
         """Admits waiting requests, advances every running one by a token, and resolves those that end."""
+        if self._staged is not None:
+            self._extend_staged(self._staged)
         if self._is_admission_due():
             self._admit()
         rows = self._rows
+        if not rows.count:
+            return  # the first piece of a prompt
         count = self._branches.count
         newest = torch.from_numpy(self._branches.newest[:count]).to(self._device)
         logits = self._forward.decode(newest, self._branches.positions[:count], self.cache)
@@ -222,51 +254,43 @@ class Lane:
                 outcomes.append(RolloutError(message))
         # The results were read above, because `_release` moves other rows into these. `resolve` comes last,
         # so that the rows are free before a caller submits another request.
-        self._release(ended)
-        if not is_finite.all():
-            self._ended.clear()
+        self._release(ended, is_kept=bool(is_finite.all()))
         for job, outcome in zip(jobs, outcomes, strict=True):
             job.resolve(outcome)
 
-    def _release(self, ended: NDArray[np.int64]) -> None:
-        """Frees rows, given in ascending order, and then forks and frees branches."""
+    def _release(self, ended: NDArray[np.int64], *, is_kept: bool = True) -> None:
+        """Frees rows, given in ascending order, and then forks and frees branches. `is_kept`: whether to keep
+        the ended sequences; otherwise all prefixes are forgotten."""
         rows = self._rows
-        sequences = self._sequences(ended)
+        if not is_kept:
+            self._forget()
+        sequences = self._sequences(ended) if is_kept and ended.size else {}
         rows.remove(ended)
         live = slice(rows.count)
         rows.branches[live], sources, targets = self._branches.regroup(
             rows.branches[live], rows.positions[live], rows.newest[live]
         )
-        kept = self._ended.keep(sequences, self._branches.count)
-        self._move([*zip(sources.tolist(), targets.tolist(), strict=True), *kept])
+        self._pages.park(sequences, needed=targets.tolist())
+        self._share(sources, targets, self._branches.positions)
 
-    def _sequences(self, ended: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+    def _sequences(self, ended: NDArray[np.int64]) -> dict[int, tuple[int, ...]]:
         """Branch -> the tokens in the cache, for the branches all of whose rows end. Images aren't tokens, so
-        prompts with images are left out."""
-        if not ended.size:
-            return {}
+        sequences with images are left out."""
         rows = self._rows
         of_rows = rows.branches[: rows.count]
         others = set(np.delete(of_rows, ended).tolist())
         return {
-            int(of_rows[row]): rows.tokens[row, : rows.positions[row]].copy()
+            int(of_rows[row]): tuple(rows.tokens[row, : rows.positions[row]].tolist())
             for row in ended.tolist()
             if int(of_rows[row]) not in others and not rows.jobs[row].media
         }
-
-    def _move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copies slots of the cache, from and to, all at once."""
-        if moves:
-            sources, targets = np.array(moves).T
-            longest = self._branches.positions[: self._branches.count].max(initial=self._ended.longest)
-            self.cache.move(sources, targets, int(longest))
 
     # --- admission --------------------------------------------------------------------------------
 
     def _is_admission_due(self) -> bool:
         """Whether this step admits. Up to `_MAX_DELAY_STEPS`, it waits for more requests to share a
         prefill."""
-        num_ready = min(len(self._waiting), self._rows.num_free)
+        num_ready = min(len(self._waiting), self._num_free)
         if num_ready == 0:
             return False
         running = self._rows.count
@@ -276,54 +300,123 @@ class Lane:
         self._num_delays = 0
         return True
 
+    def _next(self) -> Job:
+        """Takes the next request from the queue: the oldest one that continues a kept prefix, unless the
+        oldest of all has waited for too many of these.
+
+        In the order of arrival, a crowded lane would drop each prefix shortly before it is needed.
+        """
+        oldest = self._waiting[0]
+        job = oldest
+        if self._num_passed < _MAX_PASSED * len(self._branches.positions):
+            kept = (job for job in self._waiting if job.held and 2 * PAGE * len(job.held) >= len(job.prompt))
+            job = next(kept, oldest)
+        self._num_passed = 0 if job is oldest else self._num_passed + 1
+        self._leave(job)
+        return job
+
+    def _leave(self, job: Job) -> None:
+        """Removes a request from the queue."""
+        self._waiting.remove(job)
+        self._pages.release(job.held or ())
+        job.held = None
+
     def _admit(self) -> None:
-        """Gives free rows to waiting requests, and prefills each prompt that is not in the cache yet, once.
+        """Gives free rows to waiting requests, and computes what is new in their prompts, once.
 
         A request that shares its prompt with another one admitted in this step shares its branch. One that
-        shares it with a running row gets a branch with a copy of that row's prefix. One that continues an
-        ended request gets that request's slot, and what is new in its prompt is added.
+        shares it with a running row gets a branch with a copy of that row's prefix. Any other one gets a copy
+        of the longest kept prefix.
         """
         rows = self._rows
         branches = self._branches
         known = {job.prompt_key: job for job in rows.jobs}
         num_before = rows.count
-        fresh = list[int]()
+        fresh = dict[int, Job]()
         starts = np.zeros(len(branches.positions), np.int64)
-        sources = list[int]()
-        targets = list[int]()
-        for _ in range(min(len(self._waiting), rows.num_free)):
-            job = self._waiting.popleft()
+        shared = list[tuple[int, int]]()
+        room = _ADMISSION_CALLS * self._max_tokens
+        while self._waiting and self._num_free and room > 0:
+            job = self._next()
             source = known.get(job.prompt_key, job)
             # Prompts are compared too, because keys are hashes and may collide.
             is_shared = source is not job and source.full_prompt == job.full_prompt
             if is_shared and source.row >= num_before:
                 rows.add(job, int(rows.branches[source.row]), self.version)
                 continue
+            is_whole = is_shared or bool(job.media)
+            pages, num_found = ([], 0) if is_whole else self._pages.find(job.prompt[:-1])
+            num_new = len(job.prompt) - 1 - num_found
+            if num_new > self._max_tokens and not is_whole:
+                if self._staged is not None:
+                    self._waiting.appendleft(job)
+                    break
+                self._stage(job, pages, num_found)
+                continue
             branch = branches.open(job.prompt)
-            # An image is not in the tokens, so a prompt with images continues nothing.
-            continued = () if is_shared or job.media else job.prompt
-            starts[branch], moves = self._ended.take(branch, continued)
-            self._move(moves)
             # The slot may have the shift of an earlier request. `prefill` sets it again if there are images.
             self.cache.shifts[branch] = 0
             if is_shared:
-                sources.append(int(rows.branches[source.row]))
-                targets.append(branch)
+                shared.append((int(rows.branches[source.row]), branch))
             else:
-                fresh.append(branch)
+                fresh[branch] = job
+                self._pages.copy(pages, branch)
+                starts[branch] = num_found
+                room -= num_new
             rows.add(job, branch, self.version)
             known[job.prompt_key] = job
+        self._fill(fresh, starts, shared)
+
+    def _fill(
+        self, fresh: dict[int, Job], starts: NDArray[np.int64], shared: Sequence[tuple[int, int]]
+    ) -> None:
+        """Computes or copies the prefixes of new branches: those of `fresh` from each one's start on, and
+        those of `shared` from another branch."""
+        branches = self._branches
+        self._pages.flush()
+        self._hold_prefixes()
         # A branch's position is that of its newest token, so as a length it leaves that token out.
         self._prefill([branch for branch in fresh if not starts[branch]], branches.positions)
         self._extend([branch for branch in fresh if starts[branch]], starts[: branches.count])
+        sources, targets = np.array(shared, np.int64).reshape(-1, 2).T
         self._share(sources, targets, branches.positions)
+        prompts = {branch: job.prompt[:-1] for branch, job in fresh.items() if not job.media}
+        self._pages.keep(prompts, is_running=True)
+        self._pages.flush()
         # New branches stand at the end whatever their length. Branches of similar length are moved together
         # now, since each block of the cache costs as much as its longest row.
         movers, places = row_moves(branches.positions[: branches.count] + 1)
         if len(movers):
             self.cache.move(movers, places, int(branches.positions[movers].max()))
-            live = slice(rows.count)
-            rows.branches[live] = branches.move(rows.branches[live], movers, places)
+            live = slice(self._rows.count)
+            self._rows.branches[live] = branches.move(self._rows.branches[live], movers, places)
+
+    def _stage(self, job: Job, pages: Sequence[Page], num_found: int) -> None:
+        """Begins to prefill a prompt in pieces, after what is known of it."""
+        self._staged = job
+        self._num_staged = num_found
+        slot = len(self._branches.positions) - 1
+        self._pages.copy(pages, slot)
+        self.cache.shifts[slot] = 0
+
+    def _extend_staged(self, job: Job) -> None:
+        """Computes the next piece of a long prompt. After the last one, the request gets its row."""
+        slot = len(self._branches.positions) - 1
+        start = self._num_staged
+        end = min(start + self._max_tokens, len(job.prompt) - 1)
+        rows = torch.tensor([slot], device=self._device)
+        stretch = self.cache.stretch(rows, torch.full_like(rows, start), end - start, reach=end)
+        tokens = torch.tensor([job.prompt[start:end]], device=self._device)
+        self._forward.extend(tokens, stretch, self.cache)
+        self._num_staged = end
+        if end == len(job.prompt) - 1:
+            self._staged = None
+            self._pages.flush()
+            branch = self._branches.open(job.prompt)
+            self.cache.move(np.array([slot]), np.array([branch]), end)
+            self._rows.add(job, branch, self.version)
+            self._pages.keep({branch: job.prompt[:-1]}, is_running=True)
+            self._pages.flush()
 
     def _refill(self) -> None:
         """Recomputes the keys and values of all branches after the weights have been replaced.
@@ -343,7 +436,7 @@ class Lane:
         self._prefill([branches[0] for branches in groups], prefixes)
         sources = [branches[0] for branches in groups for _ in branches[1:]]
         targets = [branch for branches in groups for branch in branches[1:]]
-        self._share(sources, targets, prefixes)
+        self._share(np.array(sources, np.int64), np.array(targets, np.int64), prefixes)
         self._extend([branch for branches in groups for branch in branches], prefixes)
 
     def _rows_of_branches(self) -> NDArray[np.int64]:
@@ -360,11 +453,14 @@ class Lane:
             media = [self._rows.jobs[row].media for row in map(int, rows[chunk])]
             at = torch.from_numpy(chunk).to(self._device)
             self._forward.prefill(tokens, at, self.cache, media if any(media) else None)
+            self.num_calls += 1
 
-    def _share(self, sources: Sequence[int], targets: Sequence[int], lengths: NDArray[np.int64]) -> None:
+    def _share(
+        self, sources: NDArray[np.int64], targets: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> None:
         """Copies the keys and values of the first `lengths[target]` positions from sources to targets."""
-        if sources:
-            self.cache.move(np.array(sources), np.array(targets), int(lengths[targets].max()))
+        if len(sources):
+            self.cache.move(sources, targets, int(lengths[targets].max()))
 
     def _extend(self, branches: Sequence[int], starts: NDArray[np.int64]) -> None:
         """Computes the keys and values of the given branches, from each one's start on.
@@ -384,6 +480,7 @@ class Lane:
             )
             tokens = self._rows.tokens[rows[chunk][:, None], stretch.positions.cpu().numpy()]
             self._forward.extend(torch.from_numpy(tokens).to(self._device), stretch, self.cache)
+            self.num_calls += 1
 
 
 def _chunks(
@@ -403,102 +500,3 @@ def _chunks(
         chunk = chunk[lengths[chunk] >= _MIN_FILL * longest]
         yield chunk, longest
         start += len(chunk)
-
-
-# --- the weight slots of an engine ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in memory and the lane that runs on it."""
-
-    model: "PreTrainedModel"
-    lane: Lane
-
-
-class Lanes:
-    """The live and the pinned lane of one policy's engine. The first snapshot goes live.
-
-    The stepping thread owns it.
-    Example: `lanes.lane_for(request.version, changing=frozenset()).submit(job)`.
-    Raises: DataError or WeightsError if the first snapshot cannot be served.
-    """
-
-    def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact: bool = False) -> None:
-        """`exact`: every logprob is the trainer's, to the last bit."""
-        self._config = config
-        self._exact = exact
-        self.policy = snapshot.policy
-        self.images = image_rules(snapshot.model_dir)
-        """How the model reads images; None if it reads only text."""
-        self.num_slots = 0
-        """Slots of each lane; chosen with the first."""
-        self.live = self.build(snapshot)
-        self.pinned: LoadedModel | None = None
-
-    @property
-    def lanes(self) -> tuple[Lane, ...]:
-        """The lanes that exist."""
-        pinned = self.pinned
-        return (self.live.lane,) if pinned is None else (self.live.lane, pinned.lane)
-
-    def in_slot(self, name: SlotName) -> LoadedModel | None:
-        """The model and lane of a slot; None for `pinned` before the first version is pinned."""
-        return self.live if name == "live" else self.pinned
-
-    def is_held(self, name: SlotName) -> bool:
-        """Whether requests for exactly the slot's version run or wait in it."""
-        loaded = self.in_slot(name)
-        return loaded is not None and loaded.lane.is_held
-
-    def build(self, snapshot: WeightSnapshot) -> LoadedModel:
-        """Makes another model that serves a snapshot, and a lane for it. Changes neither slot.
-
-        Raises: MemoryError if the lane's cache doesn't fit.
-        """
-        config = self._config
-        model = empty_causal_lm(snapshot.model_dir, dtype=config.dtype, device=config.device)
-        install_tensors(model, snapshot.tensors)
-        who = f"policy {snapshot.policy!r}"
-        forward = make_forward(
-            model, max_context=config.context, name=who, exact=self._exact, images=self.images
-        )
-        self.num_slots = fitting_slots(config, forward.cache_shape, self.num_slots or config.num_slots)
-        lane = Lane(
-            forward,
-            num_slots=self.num_slots,
-            max_context=config.context,
-            stop_ids=stop_ids(model, snapshot.model_dir),
-            version=snapshot.version,
-            recorder=ExpertRecorder(model) if config.record_experts else None,
-        )
-        return LoadedModel(model, lane)
-
-    def pin(self, loaded: LoadedModel) -> None:
-        """Puts a model into the pinned slot."""
-        self.pinned = loaded
-
-    def drop(self, job: Job) -> Generation | None:
-        """Removes a request from the lane that has it. Returns what it has generated."""
-        return next((begun for lane in self.lanes if (begun := lane.drop(job)) is not None), None)
-
-    def lane_for(self, version: int, *, changing: frozenset[SlotName]) -> Lane:
-        """The lane that serves a request for a version. -1 asks for the newest version.
-
-        `changing`: the slots that wait for their holders to finish.
-        Raises: RolloutError (retryable) if no lane can serve the version now.
-        """
-        if version < 0:
-            return self.live.lane
-        # The pinned lane comes first, because a holder there doesn't delay the next live version.
-        names: tuple[SlotName, ...] = ("pinned", "live")
-        for name in names:
-            loaded = self.in_slot(name)
-            if loaded is not None and loaded.lane.version == version and name not in changing:
-                return loaded.lane
-        pinned = "nothing" if self.pinned is None else f"version {self.pinned.lane.version}"
-        about = f"; {' and '.join(sorted(changing))} about to change" if changing else ""
-        raise RolloutError(
-            f"version {version} of {self.policy!r} is in no slot: live is version {self.live.lane.version}, "
-            f"pinned is {pinned}{about}; load it into the pinned slot first"
-        )

@@ -27,11 +27,11 @@ def fitting_slots(config: TorchEngineConfig, shape: CacheShape, num_slots: Liter
 
     Raises: MemoryError if a given number doesn't fit.
     """
-    each = shape.slot_bytes(config.context)
+    each = shape.slot_bytes(config.context) * (1 + config.prefix_pool)
     free = _free_bytes(config, shape.device)
     if num_slots == "auto":
         num_slots = next((num for num in SLOT_STEPS if num * each <= _SHARE * free), SLOT_STEPS[-1])
-        text = "the KV cache has %d slots of %d tokens (%.0f MB), because %.0f MB of memory are free"
+        text = "the KV cache has %d slots of %d tokens (%.0f MB with its pool), because %.0f MB are free"
         _log.info(text, num_slots, config.context, num_slots * each / 1e6, free / 1e6)
     if (lacking := num_slots * each - free) > 0:
         most = int(free // each)
@@ -39,7 +39,8 @@ def fitting_slots(config: TorchEngineConfig, shape: CacheShape, num_slots: Liter
         raise MemoryError(
             f"the KV cache of {num_slots} slots x {config.context:,} tokens needs "
             f"{num_slots * each / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free on {config.device}, "
-            f"{lacking / 1e6:,.0f} MB too few; {remedy}rollout.engine.max_context, or run fewer services"
+            f"{lacking / 1e6:,.0f} MB too few; {remedy}rollout.engine.max_context or "
+            "rollout.engine.prefix_pool, or run fewer services"
         )
     return num_slots
 

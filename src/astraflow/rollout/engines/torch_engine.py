@@ -4,16 +4,18 @@
     generate / score / load / pause  --inbox-->   run commands; while there is work and no pause: step lanes
     futures  <--call_soon_threadsafe--            results of the step; idle on a condition without work
 
-After construction, nothing outside the thread touches a model, except to read shapes. `lane` decides which
-lane serves a request. If the thread crashes, every open request and every later call fails with the cause.
-`capacity` raises it too, which ends the rollout service.
+After construction, nothing outside the thread touches a model, except to read shapes. `lanes` decides which
+lane serves a request. If the thread crashes or hangs, every open request and every later call fails with the
+cause. `capacity`, which notices that it hangs, raises it too, which ends the rollout service.
 """
 
 import asyncio
 import contextlib
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ from astraflow.models.loading import FittedTensors, fit_tensors
 from astraflow.protocols import Capacity, SlotName
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job
-from astraflow.rollout.engines.lane import Lanes, LoadedModel
+from astraflow.rollout.engines.lanes import Lanes, LoadedModel
 from astraflow.rollout.engines.requests import (
     StopText,
     TokenDecoder,
@@ -50,6 +52,9 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 30.0
 """Time limit for closing. A step or a load in progress ends first, and both take seconds."""
+_HANG_S = 1800.0
+"""A thread hangs if it isn't idle and ends no model call for this long. A call for 16,000 tokens of a model
+with a billion parameters takes 27 minutes on a core with 20 GFLOP/s."""
 _ResultT = TypeVar("_ResultT")
 
 
@@ -76,9 +81,18 @@ class TorchEngine:
     Raises: DataError, WeightsError, or ConfigError if the first snapshot or the device cannot be used.
     """
 
-    def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact: bool = False) -> None:
-        """`exact`: the engine's logprobs are bitwise equal to those of an exact trainer."""
+    def __init__(
+        self,
+        config: TorchEngineConfig,
+        snapshot: WeightSnapshot,
+        *,
+        exact: bool = False,
+        hang_s: float = _HANG_S,
+    ) -> None:
+        """`exact`: the engine's logprobs are bitwise equal to those of an exact trainer. `hang_s`: how long
+        the thread may show no progress."""
         self._config = config
+        self._hang_s = hang_s
         self._policy = snapshot.policy
         self._model_dir: Path = snapshot.model_dir
         _set_up_device(config)
@@ -90,6 +104,14 @@ class TorchEngine:
         self._vocab_size = self.lanes.live.lane.vocab_size
         self._decoder: TokenDecoder | None = None
         self._clock = BusyClock("generate")
+        self._is_idle = False
+        self._num_turns = 0
+        """Number of turns of the thread's loop."""
+        self._progress: tuple[int, ...] = ()
+        self._progress_s = 0.0
+        """The last progress of the thread that `capacity` saw, and when it saw it first."""
+        self._open: set[asyncio.Future[Any]] = set()
+        """What callers wait for."""
         self._wake = threading.Condition()
         self._inbox: deque[_Command | Job] = deque()
         self._end: str | None = None
@@ -117,7 +139,7 @@ class TorchEngine:
         the tokens so far.
         """
         decoder = await self._stop_decoder() if request.sampling.stop else None
-        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        future = self._future()
         job = self._job(request, future, decoder)
         self._post(job)
         try:
@@ -165,8 +187,9 @@ class TorchEngine:
     def capacity(self) -> Capacity:
         """The load of the engine. The slots of the pinned lane are extra, and not counted.
 
-        Raises: ServiceError if the stepping thread has failed.
+        Raises: ServiceError if the stepping thread has failed or hangs.
         """
+        self._check_progress()
         with self._wake:
             if self._has_failed:
                 raise ServiceError(f"{self._end}; it cannot recover and has to be restarted")
@@ -188,8 +211,8 @@ class TorchEngine:
         with self._wake:
             self._is_closing = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT_S)
-        if self._thread.is_alive():
+        await asyncio.to_thread(self._thread.join, 0 if self._has_failed else _CLOSE_TIMEOUT_S)
+        if self._thread.is_alive() and not self._has_failed:
             raise RolloutError(
                 f"engine of {self._policy!r}: its thread did not end within {_CLOSE_TIMEOUT_S:.0f} s"
             )
@@ -211,9 +234,34 @@ class TorchEngine:
     async def call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:
         """Runs a function in the thread, between two steps. If it changes a slot, it waits for its
         holders."""
-        future: asyncio.Future[_ResultT] = asyncio.get_running_loop().create_future()
+        future = self._future()
         self._post(_Command(run, future, slot))
         return await future
+
+    def _future(self) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
+        return future
+
+    def _check_progress(self) -> None:
+        """Fails everything that is open, and everything that comes, if the thread hangs."""
+        progress = (self._num_turns, *(lane.num_calls for lane in self.lanes.lanes))
+        now_s = time.monotonic()
+        if self._is_idle or progress != self._progress:
+            self._progress = progress
+            self._progress_s = now_s
+        if self._end is not None or now_s - self._progress_s < self._hang_s:
+            return
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] documented in spite of its name
+        stack = traceback.format_stack(frames[self._thread.ident or 0])
+        logger.critical("engine of %s hangs:\n%s", self._policy, "".join(stack))
+        with self._wake:
+            where = " ".join(stack[-1].split())
+            self._end = f"the engine of {self._policy!r} hangs: no progress for {self._hang_s:g} s: {where}"
+            self._has_failed = True
+            self._is_closing = True
+        _resolve([(future, RolloutError(self._end)) for future in self._open])
 
     def _post(self, item: "_Command | Job") -> None:
         with self._wake:
@@ -288,7 +336,10 @@ class TorchEngine:
         with self._wake:
             # If a waiting change can be made now, the thread must not sleep: nothing would wake it up.
             if is_idle and not self._free_slots():
+                self._is_idle = True
                 self._wake.wait_for(lambda: self._inbox or self._is_closing)
+            self._num_turns += 1
+            self._is_idle = False
             if self._is_closing:
                 return False
         # No lock is needed: only this thread removes items, and the methods of a deque are atomic.
@@ -359,8 +410,8 @@ class TorchEngine:
     def _shut(self, end: str, *, has_failed: bool) -> None:
         """Refuses all later requests and commands, and fails those that are still open."""
         with self._wake:
-            self._end = end
-            self._has_failed = has_failed
+            self._end = self._end or end
+            self._has_failed |= has_failed
             items = [*self._inbox, *self._changes.values()]
             self._inbox.clear()
             self._changes.clear()

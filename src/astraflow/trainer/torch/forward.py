@@ -42,7 +42,6 @@ from astraflow.trainer.torch.packed_rows import (
     own_part,
 )
 from astraflow.trainer.torch.parallel.grid import RankGrid
-from astraflow.trainer.torch.replay import RouterReplay
 from astraflow.trainer.torch.varlen import find_varlen
 from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
 from astraflow.types.token_columns import EXPERTS_STREAM, Columns
@@ -97,7 +96,7 @@ class TrainerForward:
         self.entry = ForwardEntryPoint(model)
         self._device = config.device
         self._dtype = config.dtype
-        self.replay: RouterReplay | None = None
+        self.replay: added.RouterReplay | None = None
         """Sends tokens to the experts that the engine chose, if set."""
         self.exact: added.InvariantLogprobs | None = None
         """If set, makes the logprobs of the trained tokens bit-identical to the engine's."""

@@ -32,7 +32,6 @@ from astraflow.trainer.torch.lora import Lora
 from astraflow.trainer.torch.memory import free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import make_grid
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, rank_device
-from astraflow.trainer.torch.replay import RouterReplay
 from astraflow.trainer.torch.side_models import (
     load_critic,
     load_frozen,
@@ -176,7 +175,7 @@ class TorchBackend(ModelVerbs):
             recompute_layers(self._model)
         if exact:
             forward.exact = added.InvariantLogprobs(self._model)
-        self._replay = forward.replay = RouterReplay.of(self._model)
+        self._replay = forward.replay = added.router_replay(self._model)
         uncut = uncut_logits(Path(model_dir), grid, backend)
         self._policy = TrainedModel(forward, config, weights=self._weights, uncut=uncut)
         self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size, grid=grid)

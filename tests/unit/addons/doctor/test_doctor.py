@@ -189,7 +189,7 @@ def test_a_run_that_exceeds_the_machine_is_refused_with_two_settings_that_help(t
     ) as refused:
         check_recipe(made)
     assert "most of it 1 x trainer-actor with 16384.0 GiB each" in str(refused.value)
-    assert "to save most, set rollout.services: 2 (saves 16385.0 GiB) or policies." in str(refused.value)
+    assert "to save most, set rollout.services: 2 (saves 16385.1 GiB) or policies." in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Recording:
         media: Sequence[Media] | None = None,
     ) -> None:
         self.prefills.append(tuple(tokens.shape))
-        self.inner.prefill(tokens, rows, cache, media)
+        self.inner.prefill(tokens, rows, cache, None)  # the models here read only text
 
     def extend(self, tokens: torch.Tensor, stretch: Stretch, cache: KvCache) -> None:
         self.extensions.append(tuple(tokens.shape))
@@ -71,10 +71,29 @@ class Recording:
 class Bench:
     """A lane over a tiny model, and the outcomes of its jobs by name."""
 
-    def __init__(self, *, num_slots: int = 4, stop_ids: frozenset[int] = frozenset(), seed: int = 0) -> None:
-        self.model = make_random_model(seed=seed)
+    def __init__(
+        self,
+        *,
+        num_slots: int = 4,
+        num_spare: int = 4,
+        stop_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+        kind: str = "qwen3",
+        piece: int = 0,
+    ) -> None:
+        """`piece`: size of the pieces in which prompts are prefilled; 0: the lane's own."""
+        self.model = make_random_model(kind, seed=seed)
         self.forward = Recording(make_forward(self.model, max_context=64))
-        self.lane = Lane(self.forward, num_slots=num_slots, max_context=64, stop_ids=stop_ids, version=0)
+        self.lane = Lane(
+            self.forward,
+            num_slots=num_slots,
+            max_context=64,
+            stop_ids=stop_ids,
+            version=0,
+            num_spare=num_spare,
+        )
+        if piece:
+            self.lane._max_tokens = piece
         self.outcomes: dict[str, Outcome] = {}
 
     def submit(
@@ -83,7 +102,8 @@ class Bench:
         def resolve(outcome: Outcome) -> None:
             self.outcomes[name] = outcome
 
-        job = Job(prompt, Sampling(**sampling), max_new, None, resolve)
+        media = sampling.pop("media", ())
+        job = Job(prompt, Sampling(**sampling), max_new, None, resolve, media)
         self.lane.submit(job)
         return job
 
@@ -403,3 +423,175 @@ def test_conversations_in_turn_are_as_if_each_turn_were_alone(num_slots: int) ->
     computed = sum(rows * length for rows, length in (*bench.forward.prefills, *bench.forward.extensions))
     if num_slots == 24:
         assert computed < num_tokens / 2
+
+
+def computed(bench: Bench) -> int:
+    """Number of prompt tokens that were computed."""
+    return sum(rows * length for rows, length in (*bench.forward.prefills, *bench.forward.extensions))
+
+
+def check_generation(
+    prompt: tuple[int, ...], found: Generation, models: dict[int, Any], *, greedy: bool
+) -> None:
+    """Each token's logprob is that of a full forward pass with the version that is recorded for it."""
+    tokens = torch.tensor([[*prompt, *found.token_ids]])
+    at = torch.arange(len(prompt) - 1, tokens.shape[1] - 1)
+    with torch.no_grad():
+        logprobs = {v: torch.log_softmax(model(tokens).logits[0], -1)[at] for v, model in models.items()}
+    for i, (token, version) in enumerate(zip(found.token_ids, found.versions, strict=True)):
+        assert abs(float(logprobs[version][i, token]) - found.logprobs[i]) < 1e-4
+        assert not greedy or token == int(logprobs[version][i].argmax())
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral_window"])
+@pytest.mark.parametrize(
+    ("num_slots", "num_spare", "piece"), [(1, 1, 6), (3, 1, 0), (4, 0, 5), (4, 4, 9), (8, 30, 4)]
+)
+def test_forks_cancellations_and_new_versions_are_as_if_each_request_were_computed_afresh(
+    kind: str, num_slots: int, num_spare: int, piece: int
+) -> None:
+    rng = np.random.default_rng(num_slots + 10 * num_spare)
+    bench = Bench(num_slots=num_slots, num_spare=num_spare, kind=kind, piece=piece)
+    models = {version: make_random_model(kind, seed=version) for version in range(3)}
+    version = 0
+    asked: dict[str, tuple[tuple[int, ...], bool]] = {}
+    jobs: dict[str, Job] = {}
+    for number in range(60):
+        texts = [PROMPT]
+        for name, (prompt, _) in asked.items():
+            if isinstance(outcome := bench.outcomes.get(name), Generation):
+                texts.append((*prompt, *outcome.token_ids))
+        text = texts[int(rng.integers(len(texts)))]
+        # The whole text is continued, or it is cut anywhere, as where a thought is left out.
+        cut = len(text) if rng.random() < 0.6 else int(rng.integers(len(text) + 1))
+        prompt = (*text[:cut], *map(int, rng.integers(2, 32, size=int(rng.integers(1, 9)))))[:50]
+        greedy = bool(rng.random() < 0.5)
+        asked[f"{number}"] = (prompt, greedy)
+        jobs[f"{number}"] = bench.submit(
+            f"{number}", prompt, max_new=int(rng.integers(1, 9)), seed=number, temperature=1.0 - greedy
+        )
+        bench.steps(int(rng.integers(4)))
+        if rng.random() < 0.15:
+            bench.lane.drop(jobs[f"{int(rng.integers(number + 1))}"])
+        if rng.random() < 0.1:
+            version = int(rng.integers(3))
+            with torch.inference_mode():
+                bench.lane.replace(fit_tensors(bench.model, export_tensors(models[version])), version)
+    bench.steps()
+    assert len(bench.outcomes) > 40
+    for name, outcome in bench.outcomes.items():
+        assert isinstance(outcome, Generation)
+        check_generation(asked[name][0], outcome, models, greedy=asked[name][1])
+
+
+def test_a_history_without_its_thoughts_continues_from_the_prompt_before_it() -> None:
+    bench = Bench()
+    bench.submit("first", max_new=12)
+    bench.steps()
+    assert computed(bench) == len(PROMPT) - 1
+    reply = bench.tokens("first")[7:]
+    bench.submit("second", (*PROMPT, *reply, 7, 8), max_new=4)
+    bench.steps()
+    # The first prompt is known, and the last token of a prompt is computed by the first step.
+    assert computed(bench) == len(PROMPT) - 1 + len(reply) + 1
+
+
+def test_conversations_in_step_keep_their_prefixes_in_a_pool_of_the_size_of_the_slots() -> None:
+    bench = Bench(num_slots=4, num_spare=4)
+    prompts = {f"{idx}": (10 + idx, 9, 3) for idx in range(8)}
+    for turn in range(6):
+        for name, prompt in prompts.items():
+            bench.submit(f"{name}.{turn}", prompt, max_new=4, seed=turn)
+        bench.steps()
+        for name in prompts:
+            prompts[name] = (*prompts[name], *bench.tokens(f"{name}.{turn}"), 7, 8)
+    num_tokens = sum(map(len, prompts.values()))
+    # Of each turn, only the two new tokens and the last one of the reply are computed.
+    assert computed(bench) == 8 * (2 + 5 * 2) < num_tokens / 3
+
+
+def test_requests_that_continue_kept_prefixes_do_not_pass_the_others_for_ever() -> None:
+    bench = Bench(num_slots=2, num_spare=2)
+    bench.submit("long", max_new=50)
+    bench.submit("kept", (5,) * 20, max_new=1)
+    bench.steps(3)
+    bench.submit("new", (6,) * 20, max_new=1)
+    for idx in range(30):
+        bench.submit(f"kept.{idx}", (*(5,) * 20, idx), max_new=1)
+    while "new" not in bench.outcomes:
+        bench.steps(1)
+    assert len(bench.outcomes) == 1 + 8 * 2 + 1
+
+
+def test_a_long_prompt_is_prefilled_in_pieces_between_which_others_go_on() -> None:
+    bench = Bench(piece=8)
+    bench.submit("short", max_new=30)
+    bench.steps(2)
+    long = tuple(range(2, 32)) + tuple(range(31, 11, -1))
+    bench.submit("long", long, max_new=3)
+    bench.submit("twin", long, max_new=3)
+    bench.submit("other", (4, 4), max_new=2)
+    num_before = len(bench.forward.batches)
+    while "long" not in bench.outcomes:
+        bench.steps(1)
+    assert bench.lane.generated_tokens > 10
+    pieces = [shape for shape in bench.forward.extensions if shape[0] == 1]
+    assert pieces[:7] == [(1, 8)] * 6 + [(1, 1)]
+    assert len(bench.forward.batches) - num_before >= 7  # a step for each piece
+    assert "other" in bench.outcomes
+    bench.steps()
+    assert max(length for _, length in (*bench.forward.prefills, *bench.forward.extensions)) == 8
+    check_generation(long, bench.generation("long"), {0: bench.model}, greedy=False)
+    assert bench.tokens("long") == bench.tokens("twin")
+
+
+def test_a_request_whose_prompt_is_half_prefilled_can_leave_or_get_new_weights() -> None:
+    bench = Bench(num_slots=2, piece=8)
+    long = tuple(range(2, 32))
+    job = bench.submit("long", long, max_new=3)
+    bench.steps(2)
+    assert (bench.lane.num_running, bench.lane.num_waiting) == (0, 1)
+    bench.lane.drop(job)
+    assert not bench.lane.has_work
+    bench.submit("again", long, max_new=3)
+    bench.steps(2)
+    newer = make_random_model(seed=1)
+    with torch.inference_mode():
+        bench.lane.replace(fit_tensors(bench.model, export_tensors(newer)), 1)
+    bench.steps()
+    assert bench.generation("again").versions == (1, 1, 1)
+    check_generation(long, bench.generation("again"), {1: newer}, greedy=False)
+    job = bench.submit("last", long[::-1])
+    bench.steps(1)
+    assert bench.lane.drain() == [job]
+
+
+def test_prompts_with_images_continue_nothing_and_are_not_continued() -> None:
+    bench = Bench()
+    prompt = tuple(range(2, 22))
+    image: Any = ((0, b"an image"),)
+    bench.submit("image", prompt, media=image, max_new=1)
+    bench.steps()
+    bench.submit("text", prompt, max_new=1)
+    bench.steps()
+    bench.submit("other", prompt, media=(*image, *image), max_new=1)
+    bench.steps()
+    assert bench.forward.prefills == [(1, 19)] * 3
+    assert bench.forward.extensions == []
+
+
+def test_failed_requests_leave_no_prefixes() -> None:
+    bench = Bench(num_slots=2)
+    bench.submit("first")
+    bench.steps()
+    weight = bench.model.model.norm.weight.data.clone()
+    bench.model.model.norm.weight.data.fill_(torch.inf)
+    bench.submit("broken", (*PROMPT, *bench.tokens("first"), 7))
+    waiting = [bench.submit(f"waiting {idx}", (*PROMPT, *bench.tokens("first"), 8 + idx)) for idx in range(3)]
+    bench.steps(1)
+    bench.model.model.norm.weight.data.copy_(weight)
+    assert isinstance(bench.outcomes["broken"], RolloutError)
+    bench.steps()
+    for job in waiting[1:]:
+        name = f"waiting {waiting.index(job)}"
+        check_generation(job.prompt, bench.generation(name), {0: bench.model}, greedy=False)

@@ -3,8 +3,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from astraflow.addons.experts.routers import find_routers
 from astraflow.errors import DataError
-from astraflow.models.routers import find_routers
 from drivers.model_gallery import FAMILIES
 
 UNDERSTOOD = (

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from astraflow.addons.experts.routers import Router, find_routers
 from astraflow.errors import DataError, WireError
-from astraflow.models.routers import Router, find_routers
 from astraflow.trainer.ranks import Ranks
 from astraflow.types import StreamRule
 from astraflow.types.token_columns import EXPERTS_STREAM, Columns

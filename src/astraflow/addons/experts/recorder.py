@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from astraflow.models.routers import find_routers
+from astraflow.addons.experts.routers import find_routers
 from astraflow.types import Stream
 from astraflow.types.token_columns import EXPERTS_STREAM
 from astraflow.wire import ColumnType, column

@@ -1,0 +1,159 @@
+"""The pool of pages against a model that keeps whole sequences."""
+
+from collections.abc import Iterable
+from itertools import takewhile
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from astraflow.rollout.engines.cache import PAGE, CacheShape, KvCache
+from astraflow.rollout.engines.pages import Page, Pages
+
+SLOTS, SPARE, CONTEXT = 4, 2, 32
+SHAPE = CacheShape(2, 1, 2, 2, torch.float32, torch.device("cpu"))
+
+Tokens = tuple[int, ...]
+texts = st.lists(st.integers(0, 1), max_size=CONTEXT - 1).map(tuple) | st.builds(
+    lambda same, rest: (0,) * same + tuple(rest), st.integers(0, 24), st.lists(st.integers(0, 1), max_size=7)
+)
+slots = st.integers(0, SLOTS - 1)
+
+
+def most_common(kept: Iterable[Tokens], tokens: Tokens) -> int:
+    """The most first tokens that a sequence has in common with one that was kept."""
+    shared = (takewhile(lambda pair: pair[0] == pair[1], zip(each, tokens, strict=False)) for each in kept)
+    return max((len(list(pairs)) for pairs in shared), default=0)
+
+
+class Pool(RuleBasedStateMachine):
+    """Keeps, parks, finds, copies, holds, and forgets in any order.
+
+    The value at a position of a slot is a number of the whole sequence up to there, and of the version.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = KvCache(SHAPE, num_slots=SLOTS + SPARE, max_context=CONTEXT)
+        self.pages = Pages(self.cache, SPARE)
+        self.version = 0
+        self.kept: set[Tokens] = set()
+        self.held: list[tuple[Tokens, list[Page]]] = []
+        self.parked: set[int] = set()
+
+    def values(self, tokens: Tokens) -> list[int]:
+        return [hash((self.version, tokens[: n + 1])) % 2**20 for n in range(len(tokens))]
+
+    def fill(self, slot: int, tokens: Tokens, start: int = 0) -> None:
+        numbers = torch.tensor(self.values(tokens)[start:], dtype=torch.float32)
+        for whole in self.cache.tensors:
+            whole[:, slot, :, start : len(tokens)] = numbers[None, None, :, None]
+
+    @rule(slot=slots, tokens=texts, is_running=st.booleans())
+    def keep(self, slot: int, tokens: Tokens, is_running: bool) -> None:
+        self.pages.flush()
+        self.fill(slot, tokens)
+        self.pages.keep({slot: tokens}, is_running=is_running)
+        self.pages.flush()
+        self.parked.clear()
+        self.kept.add(tokens)
+
+    @rule(tokens=st.lists(texts, max_size=SLOTS), needed=st.sets(slots))
+    def park(self, tokens: list[Tokens], needed: set[int]) -> None:
+        self.pages.flush()
+        for slot, each in enumerate(tokens):
+            self.fill(slot, each)
+        self.pages.park(dict(enumerate(tokens)), needed=sorted(needed))
+        for slot in needed:
+            self.fill(slot, (1,) * 9 + (slot,))
+        self.kept.update(tokens)
+
+    @rule(prompts=st.lists(texts, min_size=1, max_size=SLOTS))
+    def admit(self, prompts: list[Tokens]) -> None:
+        """Several requests at once, which get all that is known of their prompts."""
+        lengths: list[int] = []
+        for slot, tokens in enumerate(prompts):
+            found, length = self.pages.find(tokens)
+            assert length <= most_common(self.kept, tokens)
+            assert -(-length // PAGE) == len(found)
+            self.pages.copy(found, slot)
+            lengths.append(length)
+        self.pages.flush()
+        for slot, (tokens, length) in enumerate(zip(prompts, lengths, strict=True)):
+            for whole in self.cache.tensors:
+                there = whole[:, slot, 0, :length, :]
+                wanted = torch.tensor(self.values(tokens)[:length], dtype=torch.float32)
+                assert (there == wanted[None, :, None]).all()
+            self.fill(slot, tokens, start=length)
+        self.pages.keep(dict(enumerate(prompts)), is_running=True)
+        self.pages.flush()
+        self.kept.update(prompts)
+
+    @rule(tokens=texts)
+    def hold(self, tokens: Tokens) -> None:
+        pages = list(self.pages.hold(tokens))
+        self.held.append((tokens, pages))
+
+    @rule()
+    def release(self) -> None:
+        if self.held:
+            tokens, pages = self.held.pop(0)
+            found, _ = self.pages.find(tokens)
+            whole = pages[:-1]
+            assert found[: len(whole)] == whole, "what is held stays"
+            self.pages.release(pages)
+
+    @rule()
+    def change_version(self) -> None:
+        while self.held:
+            self.pages.release(self.held.pop()[1])
+        self.pages.clear()
+        self.version += 1
+        self.kept.clear()
+
+    @invariant()
+    def every_page_is_somewhere_once(self) -> None:
+        numbers: list[int] = []
+        waiting = [self.pages._root]
+        while waiting:
+            page = waiting.pop()
+            for tokens, child in page.children.items():
+                assert child.tokens == tokens
+                assert child.parent is page
+                assert len(tokens) == PAGE or not child.children
+                assert (child in self.pages._order) == (child.num_holders == 0)
+                numbers.append(child.number)
+                waiting.append(child)
+        first = SLOTS * CONTEXT // PAGE
+        assert sorted([*numbers, *self.pages._free]) == list(range(first, first + SPARE * CONTEXT // PAGE))
+        seen: set[Page] = set()
+        for page in self.pages._order:
+            assert not any(child not in seen and not child.num_holders for child in page.children.values())
+            seen.add(page)
+
+
+def test_whatever_is_found_was_kept_by_this_version_and_is_copied_exactly() -> None:
+    run_state_machine_as_test(
+        Pool,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
+
+
+def test_a_pool_with_room_keeps_everything() -> None:
+    rng = np.random.default_rng(0)
+    cache = KvCache(SHAPE, num_slots=1 + 40, max_context=CONTEXT)
+    pages = Pages(cache, 40)
+    kept: list[Tokens] = []
+    for _ in range(60):
+        tokens = tuple(rng.integers(0, 2, rng.integers(1, CONTEXT)).tolist())
+        assert pages.find(tokens)[1] == most_common(kept, tokens)
+        pages.keep({0: tokens})
+        pages.flush()
+        kept.append(tokens)
