@@ -2,8 +2,9 @@
 
 import ctypes
 import json
-import resource
+import re
 import sys
+from pathlib import Path
 
 from astraflow.addons.rehearsal.fake_gpu import library_for_fakes
 
@@ -22,12 +23,18 @@ def main(request_json: str, rank: int, world: int, meeting: str) -> None:
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
         ranks = ProcessRanks()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _memory_kb("VmRSS")
     trace = run_step(msgspec.convert(fields, StepRequest), ranks)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = _memory_kb("VmHWM") - before
     sys.stdout.write(json.dumps({**msgspec.to_builtins(trace), "grown_bytes": 1024 * grown}) + "\n")
     if world > 1:
         dist.destroy_process_group()
+
+
+def _memory_kb(key: str) -> int:
+    """Memory of this process. Unlike `ru_maxrss`, its peak is not that of the process that started it."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.findall(rf"^{key}:\s+(\d+) kB$", status, re.M)[0])
 
 
 if __name__ == "__main__":

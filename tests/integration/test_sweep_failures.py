@@ -71,7 +71,7 @@ def test_without_a_number_of_jobs_the_cores_that_the_process_may_use_decide(
     (tmp_path / "cpu.max").write_text("250000 100000\n")
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
-    monkeypatch.setattr(cores, "control_groups", lambda: [tmp_path / "none", tmp_path])
+    monkeypatch.setattr(cores, "control_groups", lambda _: [tmp_path / "none", tmp_path])
     members = tuple(GroupMember(name=name, overrides=()) for name in "ab")
     told: list[str] = []
     Sweep(tmp_path, Group(name="g", recipe="no.yaml", members=members), told.append).run(jobs=0)

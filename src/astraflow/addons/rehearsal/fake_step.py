@@ -43,7 +43,7 @@ from astraflow.trainer.torch.parallel.grid import RankGrid, make_grid
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
 
-__all__ = ["StepRequest", "StepTrace", "run_step"]
+__all__ = ["StepRequest", "StepTrace", "main", "run_step"]
 
 _SCALES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of models whose logits are more than a product with the head's weight."""

@@ -40,7 +40,9 @@ async def served() -> AsyncIterator[Callable[[str], ServerHttp]]:
 
 
 async def generate(api: VllmApi | SglangApi, http: ServerHttp, *media: MediaRef) -> object:
-    return await api.generate(http, (1, 2, 3), Sampling(), max_tokens=4, media=media, stop_ids=())
+    return await api.generate(
+        http, (1, 2, 3), Sampling(), max_tokens=4, media=media, stop_ids=(), label="x-0"
+    )
 
 
 def generated(logprob: str) -> str:

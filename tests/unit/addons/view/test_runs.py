@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,6 @@ def test_a_run_that_is_known_is_found_without_a_look_at_the_others(
     monkeypatch.setattr(os.path, "realpath", count)
     assert shown.get("run-7") is known is not None
     assert resolved == []
-    (tmp_path / "run-7" / "journal").rmdir()
-    (tmp_path / "run-7").rmdir()
+    shutil.rmtree(tmp_path / "run-7")
     assert shown.get("run-7") is None
     shown.close()
