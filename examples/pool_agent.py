@@ -41,14 +41,14 @@ def main(run: Path, least: int, most: int, every_s: int) -> None:
         if flow := status["dataflow"]:  # null while the dataflow starts
             names = [worker["name"] for worker in flow["workers"] if not worker["is_draining"]]
             started = {name: one for name, one in started.items() if one.poll() is None}
-            missing = flow["scaling"]["missing_services"]
-            step = change(len({*names, *started}), missing, least, most)
-            print(f"{len(names)} services, {missing:+d} wanted: {step:+d}", flush=True)
+            step = change(len({*names, *started}), flow["scaling"]["missing_services"], least, most)
+            print(f"{len(names)} services: {step:+d}", flush=True)
             if step > 0:
                 name = f"agent-{int(time.time())}"
                 started[name] = start(run, name)
             elif step < 0 and names:
-                subprocess.run([*ASTRAFLOW, "retire", run, names[-1]], check=True)
+                name = max(names, key=lambda name: name.startswith("agent-"))  # those of the run leave last
+                subprocess.run([*ASTRAFLOW, "retire", run, name], check=True)
         time.sleep(every_s)
 
 
