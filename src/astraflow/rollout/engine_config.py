@@ -57,7 +57,8 @@ class TorchEngineConfig(ModelEngineConfig):
     GPU; a trainer takes what the shares leave."""
     prefix_pool: float = Field(default=1.0, ge=0, le=64)
     """Memory for the keys and values of prefixes that later requests may share, as a multiple of the memory
-    of the slots; 0: none. With 1, twice as many conversations as slots keep theirs between turns."""
+    of the slots; 0: none. With 1, twice as many conversations as slots keep theirs between turns. Prefixes of
+    fewer than 32 tokens aren't kept."""
     record_experts: bool = False
     """Record which experts a mixture-of-experts model chose when it sampled a token. The trainer then routes
     the token to the same experts (router replay)."""

@@ -30,6 +30,9 @@ _NUM_COMPARED = 64
 """Number of pages, the newest ones, whose tokens are compared if no page fits as a whole. Many thousands may
 follow the same instructions."""
 
+LEAST_KEPT = 4 * PAGE
+"""Shorter sequences are neither kept nor looked up. With a small model, computing them takes less time."""
+
 Tokens = tuple[int, ...]
 
 
@@ -81,8 +84,8 @@ class Pages:
         self._root.children.clear()
 
     def find(self, tokens: Tokens) -> tuple[list[Page], int]:
-        """The pages with the longest known prefix of `tokens`, and its length. The last page may have further
-        tokens, which don't count."""
+        """The pages with the longest known prefix of `tokens`, and its length; none if `tokens` are few. The
+        last page may have further tokens, which don't count."""
         found = self._find(tokens)
         longer = found[1] + 1
         if any(parked[:longer] == tokens[:longer] for parked in self._parked.values()):
@@ -91,6 +94,8 @@ class Pages:
         return found
 
     def _find(self, tokens: Tokens) -> tuple[list[Page], int]:
+        if len(tokens) < LEAST_KEPT:
+            return [], 0
         found = self._walk(tokens)
         num_tokens = min(len(found) * PAGE, len(tokens))
         page = found[-1] if found else self._root
@@ -125,6 +130,8 @@ class Pages:
         `is_running`: their requests go on, and will be kept again.
         """
         for slot, tokens in sequences.items():
+            if len(tokens) < LEAST_KEPT:
+                continue
             pages = self._walk(tokens)
             self._use(pages)
             for idx in range(len(pages), -(-len(tokens) // PAGE)):

@@ -9,6 +9,7 @@ import torch
 
 from astraflow.errors import RolloutError
 from astraflow.models.loading import export_tensors, fit_tensors
+from astraflow.rollout.engines import pages
 from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome
@@ -17,6 +18,12 @@ from astraflow.types import Generation, Media, Sampling
 from drivers.engine_models import make_random_model
 
 PROMPT = (5, 9, 3, 30, 12)
+
+
+@pytest.fixture(autouse=True)
+def kept_however_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the short sequences of these tests be kept."""
+    monkeypatch.setattr(pages, "LEAST_KEPT", 1)
 
 
 class Recording:
@@ -377,6 +384,19 @@ def test_a_next_turn_computes_only_what_is_new() -> None:
     alone.steps()
     assert bench.tokens("second") == bench.tokens("twin") == alone.tokens("second")
     assert bench.logprobs("second") == pytest.approx(alone.logprobs("second"), abs=1e-5)
+
+
+@pytest.mark.parametrize(("least", "is_kept"), [(10, True), (11, False)])
+def test_a_short_sequence_is_computed_again(
+    least: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "LEAST_KEPT", least)
+    bench = Bench()
+    bench.submit("first", max_new=6)
+    bench.steps()
+    bench.submit("second", (*PROMPT, *bench.tokens("first"), 7, 8), max_new=1)
+    bench.steps()
+    assert bench.forward.extensions == ([(1, 2)] if is_kept else [])
 
 
 def test_new_weights_forget_the_turns_before() -> None:
