@@ -436,15 +436,15 @@ class RecordedConversation:
     ) -> None:
         self.idx = idx
         """Position among the conversations of the episode."""
-        self._dialogue = dialogue
-        self._hosted = hosted
+        self.dialogue = dialogue
+        self.hosted = hosted
         self._speaker = speaker
         self._exchange = exchange
         self._is_busy = False
 
     def belongs_to(self, dialogue: Dialogue) -> bool:
         """Whether it was opened in this dialogue."""
-        return self._dialogue is dialogue
+        return self.dialogue is dialogue
 
     @property
     def policy(self) -> str:
@@ -470,8 +470,8 @@ class RecordedConversation:
 
     async def answer(self, prompt: Transcript, sampling: Sampling | None = None) -> Answer:
         """Samples the next completion after a prompt that `render_prompt` has rendered."""
-        completion, generation = await self._dialogue.complete(
-            self._hosted, self._speaker, self.idx, prompt=prompt, sampling=sampling
+        completion, generation = await self.dialogue.complete(
+            self.hosted, self._speaker, self.idx, prompt=prompt, sampling=sampling
         )
         reply = Message(role="assistant", content=completion.text)
         transcript = self._exchange.transcript = Transcript(
@@ -486,7 +486,7 @@ class RecordedConversation:
             )
         self._is_busy = True
         try:
-            prompt = await render_prompt(self._hosted, self._exchange.transcript, new)
+            prompt = await render_prompt(self.hosted, self._exchange.transcript, new)
             return (await self.answer(prompt)).completion
         finally:
             self._is_busy = False

@@ -18,13 +18,13 @@ from astraflow.user_input.extras import install_command
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.user_files import is_there
 
-__all__ = ["read_split"]
+__all__ = ["load_rows", "read_split"]
 
 
 def read_split(config: HubSourceConfig, *, name: str, tokenizer_dir: Path | None) -> ListSource:
     """The tasks of a split, whose ids begin with `name`. Raises: ConfigError or DataError."""
     tasks: list[Task] = []
-    for idx, row in enumerate(_load_rows(config)):
+    for idx, row in enumerate(load_rows(config)):
         task = Task(id=f"{name or Path(config.path).stem}/{idx}", source=name, prompt="")
         tasks.append(task_from_row(row, config, task=task, where=config.row_place(idx)))
     if not tasks:
@@ -32,7 +32,7 @@ def read_split(config: HubSourceConfig, *, name: str, tokenizer_dir: Path | None
     return select_tasks(tasks, config, where=config.path, tokenizer_dir=tokenizer_dir)
 
 
-def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
+def load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
     """Loads the rows of a split: of a folder of `save_to_disk`, a file, a folder of files, or a name on the
     hub.
 

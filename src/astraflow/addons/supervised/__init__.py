@@ -1,0 +1,1 @@
+"""Supervised fine-tuning on conversations: the source `messages` and the workflow `supervised`."""
