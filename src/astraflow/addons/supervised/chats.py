@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Chat", "Function", "Turn", "UnfitRowError", "chat_of_row", "read_chats"]
 
 _log = logging.getLogger(__name__)
+_NOTHING = {"type": "object", "properties": {}}
 _MOST_NAMED = 20
 """Number of rows that a warning names for each reason."""
 Unfit = Literal["bad_message", "empty_turn", "nothing_trained", "bad_calls", "too_long", "refused_by_template"]
@@ -134,27 +135,30 @@ def chat_of_row(row: Mapping[str, Any], *, only_last: bool = False) -> Chat:
     listed = _converted(row.get("tools") or [], list[dict[str, Any]])
     functions: list[Function] = _converted([each.get("function", each) for each in listed], list[Function])
     tools = tuple(
-        ToolSpec(name=f.name, description=f.description or "", parameters=json.dumps(f.parameters or {}))
+        ToolSpec(name=f.name, description=f.description or "", parameters=json.dumps(f.parameters or _NOTHING))
         for f in functions
     )
     own = [idx for idx, turn in enumerate(given) if turn.role == "assistant"]
     turns: list[Turn] = []
-    waiting: list[_Call] = []
+    waiting: list[tuple[str | None, _Call]] = []
+    num_calls = 0
     for idx, turn in enumerate(given):
         at = f"message {idx + 1} ({turn.role})"
         flag = turn.weight if turn.train is None else turn.train
         if flag not in {None, 0, 1} or (flag and turn.role != "assistant"):
             raise UnfitRowError("bad_message", f"{at} has the weight {flag}; expected 1 (assistant) or 0")
         is_trained = bool(flag) if flag is not None else idx in (own[-1:] if only_last else own)
-        read = replace(_read_turn(turn, at), train=is_trained, name=as_label(turn.name or ""))
+        read = replace(_read_turn(turn, at, num_calls), train=is_trained, name=turn.name and as_label(turn.name))
         if turn.role == "tool":
             call = _take_call(waiting, turn, at)
             read = replace(read, name=call.function.name, tool_call_id=call.id)
         elif waiting:
-            raise UnfitRowError("bad_calls", f"{at}: the call of {waiting[0].function.name!r} has no result yet")
+            name = waiting[0][1].function.name
+            raise UnfitRowError("bad_calls", f"{at}: the call of {name!r} has no result yet")
         if other := {call.name for call in read.calls} - {tool.name for tool in tools}:
             raise UnfitRowError("bad_calls", f"{at} calls {min(other)!r}, which isn't one of the row's tools")
-        waiting += read.tool_calls or ()
+        waiting += zip([call.id for call in turn.tool_calls or ()], read.tool_calls or (), strict=True)
+        num_calls += len(read.calls)
         turns.append(read)
     if not any(turn.train for turn in turns):
         raise UnfitRowError("nothing_trained", "no turn of the assistant is trained")
@@ -165,20 +169,21 @@ def _converted(value: object, kind: Any) -> Any:
     """Converts a column, which may be JSON text, to structs."""
     try:
         return msgspec.convert(json.loads(value) if isinstance(value, str) else value, kind)
-    except (ValueError, RecursionError) as err:
+    except (msgspec.ValidationError, ValueError, RecursionError) as err:
         raise UnfitRowError("bad_message", f"its messages or tools can't be read: {err}") from err
 
 
-def _take_call(waiting: list[_Call], turn: Turn, at: str) -> _Call:
+def _take_call(waiting: list[tuple[str | None, _Call]], turn: Turn, at: str) -> _Call:
     """Takes the call to which a result belongs out of a list: by its id, or else the first."""
-    place = next((idx for idx, call in enumerate(waiting) if turn.tool_call_id in {None, call.id}), -1)
+    place = next((idx for idx, (id_, _) in enumerate(waiting) if turn.tool_call_id in {None, id_}), -1)
     if place < 0:
         raise UnfitRowError("bad_calls", f"{at} is a result without a call")
-    return waiting.pop(place)
+    return waiting.pop(place)[1]
 
 
-def _read_turn(turn: Turn, at: str) -> Turn:
-    """The turn's text, reasoning, and calls, each in one form."""
+def _read_turn(turn: Turn, at: str, num_calls: int) -> Turn:
+    """The turn's text, reasoning, and calls, each in one form. `num_calls`: those of earlier turns. Ids of calls
+    are numbers, as Mistral's templates accept only nine letters and digits."""
     text = turn.content or ""
     if not isinstance(text, str):
         if other := next((part.type for part in text if part.type != "text"), ""):
@@ -189,13 +194,16 @@ def _read_turn(turn: Turn, at: str) -> Turn:
     if place is not None and place.is_finished and not text[: place.start].strip():
         reasoning = place.text_in(text).strip()
         text = text[place.end :].lstrip()
-    calls = [replace(call, function=_read_call(call.function, at)) for call in turn.tool_calls or ()]
+    calls = [
+        _Call(_read_call(call.function, at), id=f"call{number:05}")
+        for number, call in enumerate(turn.tool_calls or (), start=num_calls)
+    ]
     if turn.function_call or (calls and turn.role != "assistant"):
         raise UnfitRowError("bad_calls", f"{at} has calls that aren't `tool_calls` of the assistant")
     if turn.role == "assistant" and not calls and not text.strip():
         raise UnfitRowError("empty_turn", f"{at} is empty")
     role = "system" if turn.role == "developer" else turn.role
-    return Turn(role=role, content=text, reasoning_content=reasoning, tool_calls=calls)
+    return Turn(role=role, content=text, reasoning_content=reasoning or None, tool_calls=calls or None)
 
 
 def _read_call(call: Function, at: str) -> Function:

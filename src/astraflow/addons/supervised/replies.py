@@ -27,8 +27,8 @@ _MARK = "\ue000reply\ue001"
 """Private-use characters, which templates don't change."""
 _ANY_DAY = "2026-01-01"
 """Only what follows the prompt is read, so the date in it doesn't matter."""
-_CALLS = ("mapping", "text", '<tool_call>{"name": %s, "arguments": %s}</tool_call>', '{"name": %s, "parameters": %s}')
-"""How a template gets a call: two forms of `tool_calls` and, if it prints none, two texts in the content."""
+_CALLS = ("mapping", "text", "kimi", '<tool_call>{"name": %s, "arguments": %s}</tool_call>', '{"name": %s, "parameters": %s}')
+"""How a template gets a call: three forms of `tool_calls` and, if it prints none, two texts in the content."""
 
 
 class ReplyWriter:
@@ -111,9 +111,12 @@ def _message(turn: Turn, form: tuple[str, bool]) -> dict[str, Any]:
     if "%s" in calls:
         message["content"] += "\n".join([calls % (_json(f.name), _json(f.arguments)) for f in turn.calls])
         message.pop("tool_calls", None)
-    elif calls == "text":
-        for call in message.get("tool_calls", ()):
-            call["function"]["arguments"] = _json(call["function"]["arguments"])
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        if calls == "text":
+            function["arguments"] = _json(function["arguments"])
+        elif calls == "kimi":  # its templates print the id as the name
+            call["id"] = f"functions.{function['name']}:{int(call['id'][4:])}"
     return message
 
 
