@@ -79,7 +79,8 @@ class ReplyWriter:
             prompt = prompt[: prompt.rindex(opened)]  # the template drops reasoning that is over
         if not whole.startswith(prompt):
             raise DataError("it changes the messages before")
-        body = whole[len(prompt) :].removesuffix(closing)
+        body = whole[len(prompt) :]
+        body = body.removesuffix(closing) if body.endswith(closing) else body.rstrip()
         if is_dropped:
             reasoning = f"{turn.reasoning_content}\n" if turn.reasoning_content else ""
             body = f"{reasoning}{REASONING_TAGS[opened]}\n\n{body.lstrip()}"

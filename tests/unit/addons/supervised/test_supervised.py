@@ -146,7 +146,7 @@ def unfit(episode: Episode) -> list[str]:
     ("family", "row", "max_context", "kind"),
     [
         ("qwen2_5", ROW, 40, "too_long"),
-        ("qwen2_5", {"messages": [{"role": "assistant", "content": "A<|im_end|>B"}]}, 999, "refused_by_template"),
+        ("qwen2_5", {"messages": [ROW["messages"][0], {"role": "assistant", "content": "A<|im_end|>B"}]}, 999, "refused_by_template"),
         ("refuses", ROW, 999, "refused_by_template"),
         ("hides", ROW, 999, "refused_by_template"),
     ],
