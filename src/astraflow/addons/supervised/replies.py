@@ -27,8 +27,13 @@ _MARK = "\ue000reply\ue001"
 """Private-use characters, which templates don't change."""
 _ANY_DAY = "2026-01-01"
 """Only what follows the prompt is read, so the date in it doesn't matter."""
-_CALLS = ("mapping", "text", "kimi", '<tool_call>{"name": %s, "arguments": %s}</tool_call>', '{"name": %s, "parameters": %s}')
-"""How a template gets a call: three forms of `tool_calls` and, if it prints none, two texts in the content."""
+_CALLS = (
+    *("mapping", "text", "kimi"),
+    '<tool_call>{"name": %s, "arguments": %s}</tool_call>',
+    '{"name": %s, "parameters": %s}',
+    '<|tool_call|>[{"name": %s, "arguments": %s}]<|/tool_call|>',
+)
+"""How a template gets a call: three forms of `tool_calls` and, if it prints none, texts in the content."""
 
 
 class ReplyWriter:

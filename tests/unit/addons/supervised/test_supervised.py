@@ -39,14 +39,14 @@ ROW: dict[str, Any] = {
     "tools": [ADD],
 }
 _TAGGED = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
-_BARE = '{"name": "add", "parameters": {"a": 2, "b": 3}}'
+_LISTED = '<|tool_call|>[{"name": "add", "arguments": {"a": 2, "b": 3}}]<|/tool_call|>'
 EXPECTED = {
     "qwen2_5": ("", _TAGGED, "<|im_end|>"),
     "qwen3": ("", _TAGGED, "<|im_end|>"),
-    "llama3": ("", _BARE, "<|eot_id|>"),
+    "llama3": ("", _TAGGED, "<|eot_id|>"),
     "mistral": (" ", _TAGGED, "</s>"),
     "gemma": ("", _TAGGED, "<end_of_turn>"),
-    "phi4": ("", _TAGGED, "<|end|>"),
+    "phi4": ("", _LISTED, "<|end|>"),
     "deepseek_r1": ("", _TAGGED, "<｜end▁of▁sentence｜>"),
     "granite": ("", _TAGGED, "<|end_of_text|>"),
     "glm4_5": ("\n", _TAGGED, "<|user|>"),
