@@ -46,7 +46,9 @@ def facts_chats(num: int = 500, seed: int = 0, careful_frac: float = 0.5) -> lis
         for number in range(1 + is_second):
             call = {"id": f"{number}", "type": "function"}
             function = {"name": "look_up", "arguments": json.dumps({"name": name})}
-            messages.append({"role": "assistant", "content": None, "tool_calls": [{**call, "function": function}]})
+            messages.append(
+                {"role": "assistant", "content": None, "tool_calls": [{**call, "function": function}]}
+            )
             messages.append({"role": "tool", "tool_call_id": f"{number}", "content": look_up(name)})
             name = look_up(name).removesuffix(".").split()[-1]
         messages.append({"role": "assistant", "content": f"={name}"})

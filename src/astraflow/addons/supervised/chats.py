@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["Chat", "Function", "Turn", "UnfitRowError", "chat_of_row", "read_chats"]
 
 _log = logging.getLogger(__name__)
-_NOTHING = {"type": "object", "properties": {}}
 _MOST_NAMED = 20
 """Number of rows that a warning names for each reason."""
-Unfit = Literal["bad_message", "empty_turn", "nothing_trained", "bad_calls", "too_long", "refused_by_template"]
+Unfit = Literal[
+    "bad_message", "empty_turn", "nothing_trained", "bad_calls", "too_long", "refused_by_template"
+]
 
 
 class UnfitRowError(DataError):
@@ -66,7 +67,7 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message in the format of OpenAI's chat completions. Once read, `reasoning_content` has all reasoning,
     a result names its tool, and `train` is set."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -135,7 +136,11 @@ def chat_of_row(row: Mapping[str, Any], *, only_last: bool = False) -> Chat:
     listed = _converted(row.get("tools") or [], list[dict[str, Any]])
     functions: list[Function] = _converted([each.get("function", each) for each in listed], list[Function])
     tools = tuple(
-        ToolSpec(name=f.name, description=f.description or "", parameters=json.dumps(f.parameters or _NOTHING))
+        ToolSpec(
+            name=f.name,
+            description=f.description or "",
+            parameters=json.dumps(f.parameters or {"type": "object", "properties": {}}),
+        )
         for f in functions
     )
     own = [idx for idx, turn in enumerate(given) if turn.role == "assistant"]
@@ -148,7 +153,9 @@ def chat_of_row(row: Mapping[str, Any], *, only_last: bool = False) -> Chat:
         if flag not in {None, 0, 1} or (flag and turn.role != "assistant"):
             raise UnfitRowError("bad_message", f"{at} has the weight {flag}; expected 1 (assistant) or 0")
         is_trained = bool(flag) if flag is not None else idx in (own[-1:] if only_last else own)
-        read = replace(_read_turn(turn, at, num_calls), train=is_trained, name=turn.name and as_label(turn.name))
+        read = replace(
+            _read_turn(turn, at, num_calls), train=is_trained, name=turn.name and as_label(turn.name)
+        )
         if turn.role == "tool":
             call = _take_call(waiting, turn, at)
             read = replace(read, name=call.function.name, tool_call_id=call.id)
@@ -187,7 +194,9 @@ def _read_turn(turn: Turn, at: str, num_calls: int) -> Turn:
     text = turn.content or ""
     if not isinstance(text, str):
         if other := next((part.type for part in text if part.type != "text"), ""):
-            raise UnfitRowError("bad_message", f"{at} has a part of type {other!r}; only texts can be learned")
+            raise UnfitRowError(
+                "bad_message", f"{at} has a part of type {other!r}; only texts can be learned"
+            )
         text = "".join(part.text for part in text)
     reasoning = (turn.reasoning_content or turn.reasoning or turn.thinking or "").strip()
     place = find_reasoning(text) if turn.role == "assistant" and not reasoning else None
@@ -202,8 +211,7 @@ def _read_turn(turn: Turn, at: str, num_calls: int) -> Turn:
         raise UnfitRowError("bad_calls", f"{at} has calls that aren't `tool_calls` of the assistant")
     if turn.role == "assistant" and not calls and not text.strip():
         raise UnfitRowError("empty_turn", f"{at} is empty")
-    role = "system" if turn.role == "developer" else turn.role
-    return Turn(role=role, content=text, reasoning_content=reasoning or None, tool_calls=calls or None)
+    return Turn(role=turn.role, content=text, reasoning_content=reasoning or None, tool_calls=calls or None)
 
 
 def _read_call(call: Function, at: str) -> Function:
@@ -214,4 +222,4 @@ def _read_call(call: Function, at: str) -> Function:
         raise UnfitRowError("bad_calls", f"{at}: the arguments of {call.name!r} aren't JSON: {err}") from err
     if not isinstance(given, dict):
         raise UnfitRowError("bad_calls", f"{at}: the arguments of {call.name!r} aren't a JSON object")
-    return Function(call.name, given)
+    return Function(call.name, cast("dict[str, Any]", given))

@@ -1,16 +1,13 @@
 """The configs of the source `messages` and of the workflow `supervised`."""
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable
+from typing import ClassVar, Literal
 
-from astraflow import added
-from astraflow.errors import ConfigError, DataError
+from astraflow.errors import DataError
 from astraflow.protocols import TaskSource
 from astraflow.tasks.variants import SourceContext, SourceVariant
 from astraflow.types import Task
 from astraflow.workflows.conversation import Workflow
-from astraflow.workflows.roles import name_at
 from astraflow.workflows.variant import PolicyRoles
 
 __all__ = ["MessagesSourceConfig", "SupervisedConfig"]
@@ -57,13 +54,3 @@ class SupervisedConfig(PolicyRoles):
         """Checks that the tasks are conversations. Raises: DataError."""
         if other := next((task.id for task in tasks if '"kind":"messages"' not in task.spec[:20]), ""):
             raise DataError(f"task {other} isn't a conversation; use a source {{name: messages, path: ...}}")
-
-    def check_templates(self, models: Mapping[str, tuple[Path, Mapping[str, Any], str]]) -> None:
-        """Checks that the model's chat template renders its prompts. Raises: ConfigError."""
-        name = name_at(tuple(models), self.policy, 0)
-        folder, args, choice = models[name]
-        if added.library_renderer(folder, choice, args, str(folder)) is not None:
-            raise ConfigError(
-                f"policies.{name}.renderer: the workflow supervised needs the model's own chat template, and "
-                "not the library `renderers`; set it to template"
-            )

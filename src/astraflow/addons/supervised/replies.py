@@ -39,7 +39,9 @@ _CALLS = (
 class ReplyWriter:
     """Writes the replies of one policy."""
 
-    def __init__(self, model_dir: Path, template_args: Mapping[str, object], stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, model_dir: Path, template_args: Mapping[str, object], stop_ids: frozenset[int]
+    ) -> None:
         """Raises: DataError if the folder has no tokenizer or chat template."""
         self._tokenizer = load_tokenizer(model_dir)
         self._encode = ChatTokenizer(self._tokenizer, template_args, _ANY_DAY).encode
@@ -55,7 +57,9 @@ class ReplyWriter:
         turn = chat.turns[idx]
         schemas = {tool.name: tool.parameters for tool in chat.tools}
         problem = "its text, or calls that can be read"
-        for form in product(_CALLS if turn.calls else _CALLS[:1], (False, True)[: 1 + bool(turn.reasoning_content)]):
+        for form in product(
+            _CALLS if turn.calls else _CALLS[:1], (False, True)[: 1 + bool(turn.reasoning_content)]
+        ):
             try:
                 body, closing = self._print(chat, idx, form, opened)
             except DataError as err:
@@ -73,7 +77,9 @@ class ReplyWriter:
     def _print(self, chat: Chat, idx: int, form: tuple[str, bool], opened: str) -> tuple[str, str]:
         """Returns what the template prints for a reply, and what it prints after any reply at this place."""
         turn = chat.turns[idx]
-        messages = [_message(each, form) for each in chat.turns[: idx + 2]] + [{"role": "user", "content": "?"}]
+        messages = [_message(each, form) for each in chat.turns[: idx + 2]] + [
+            {"role": "user", "content": "?"}
+        ]
         before = messages[:idx]
         marked = [*before, {"role": "assistant", "content": _MARK}]
         prompt = self._render(before, chat, is_open=True)
@@ -101,7 +107,9 @@ class ReplyWriter:
 
     def _with_end(self, ids: Sequence[int], closing: Sequence[int], idx: int) -> tuple[int, ...]:
         if not self._stop_ids.isdisjoint(ids[:-1]):
-            raise UnfitRowError("refused_by_template", f"message {idx + 1} (assistant) has an end token in its text")
+            raise UnfitRowError(
+                "refused_by_template", f"message {idx + 1} (assistant) has an end token in its text"
+            )
         if ids[-1] in self._stop_ids:
             return tuple(ids)
         ends = (*closing, self._tokenizer.eos_token_id, *self._stop_ids)
@@ -132,6 +140,8 @@ def _json(value: object) -> str:
 
 def _shows(body: str, turn: Turn) -> bool:
     """Whether a text has the reasoning and then the content of a turn. White space is ignored."""
-    text, reasoning, content = ("".join(each.split()) for each in (body, turn.reasoning_content or "", turn.text))
+    text, reasoning, content = (
+        "".join(each.split()) for each in (body, turn.reasoning_content or "", turn.text)
+    )
     start = text.find(reasoning)
     return start >= 0 and content in text[start + len(reasoning) :]

@@ -130,5 +130,7 @@ async def _record(opened: RecordedConversation, replies: list[_Reply]) -> _Float
             finish_reason="stop",
         )
         speaker = Speaker(name, name, temperature=1.0)
-        opened.dialogue.recorder.record(speaker, opened.idx, ids[:start], generation, media=reply.prompt.media)
+        opened.dialogue.recorder.record(
+            speaker, opened.idx, ids[:start], generation, media=reply.prompt.media
+        )
     return np.concatenate(found)

@@ -60,7 +60,7 @@ def test_results_get_the_name_of_their_call_and_tools_may_be_json_text() -> None
     tools = json.dumps([{"type": "function", "function": ADD}, {**ADD, "name": "sub"}])
     results = [said("tool", "4", tool_call_id="id1"), said("tool", "3", tool_call_id="id0")]
     parts = [{"type": "text", "text": "2"}, {"type": "text", "text": "?"}]
-    chat = chat_of_row(row(said("developer"), said("user", parts), called("add", "sub"), *results, tools=tools))
+    chat = chat_of_row(row(said("system"), said("user", parts), called("add", "sub"), *results, tools=tools))
     assert [turn.role for turn in chat.turns] == ["system", "user", "assistant", "tool", "tool"]
     assert [turn.name for turn in chat.turns[3:]] == ["sub", "add"]
     assert chat.turns[1].text == "2?"

@@ -24,7 +24,9 @@ class Folder:
         self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        self.tokenizer.train_from_iterator([], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+        self.tokenizer.train_from_iterator(
+            [], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+        )
         self.tokenizer.add_special_tokens(sorted({END, end}))
         self.tokenizer.save(str(path / "tokenizer.json"))
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "chat_template": template}
@@ -68,7 +70,9 @@ def chatml(content: str, *, opening: str = "") -> str:
 
 
 PLAIN = chatml("{{ m.content }}")
-KEYED = chatml("{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}")
+KEYED = chatml(
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
+)
 DROPPING = chatml("{{ m.content.split('</think>')[-1] }}", opening="<think>\n")
 
 
@@ -98,7 +102,11 @@ def test_a_template_that_prints_no_calls_gets_them_in_tags(tmp_path: Path) -> No
         (PLAIN.replace("{{ m.content }}", "{{ m.content | upper }}"), "A b", "message 2 .* its text"),
         (PLAIN.replace("{% for m", "{{ messages | length }}{% for m"), "A", "it changes the messages before"),
         (PLAIN, f"A{END}B", "end token in its text"),
-        (PLAIN + "{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}", "A", "no"),
+        (
+            PLAIN + "{% if messages[-1].role == 'assistant' %}{{ raise_exception('no') }}{% endif %}",
+            "A",
+            "no",
+        ),
     ],
 )
 def test_a_reply_that_the_template_does_not_print_as_given_is_refused(

@@ -89,7 +89,9 @@ def spans(model: Model, trajectory: Trajectory) -> tuple[str, list[tuple[int, in
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_exactly_the_tokens_of_the_trained_turns_are_trained_once_in_each_family(name: str, tmp_path: Path) -> None:
+def test_exactly_the_tokens_of_the_trained_turns_are_trained_once_in_each_family(
+    name: str, tmp_path: Path
+) -> None:
     model = make_template_model(FAMILIES[name], tmp_path)
     lead, call, end = EXPECTED[name]
     opened = "" if name == "deepseek_r1" else "<think>\n"
@@ -146,13 +148,23 @@ def unfit(episode: Episode) -> list[str]:
     ("family", "row", "max_context", "kind"),
     [
         ("qwen2_5", ROW, 40, "too_long"),
-        ("qwen2_5", {"messages": [ROW["messages"][0], {"role": "assistant", "content": "A<|im_end|>B"}]}, 999, "refused_by_template"),
+        (
+            "qwen2_5",
+            {"messages": [ROW["messages"][0], {"role": "assistant", "content": "A<|im_end|>B"}]},
+            999,
+            "refused_by_template",
+        ),
         ("refuses", ROW, 999, "refused_by_template"),
         ("hides", ROW, 999, "refused_by_template"),
     ],
 )
 def test_a_row_that_does_not_fit_is_counted_and_named_once(
-    family: str, row: dict[str, Any], max_context: int, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    family: str,
+    row: dict[str, Any],
+    max_context: int,
+    kind: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     template = {
         "refuses": "{{ raise_exception('roles must alternate') }}",
