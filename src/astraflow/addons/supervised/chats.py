@@ -194,9 +194,7 @@ def _read_turn(turn: Turn, at: str, num_calls: int) -> Turn:
     text = turn.content or ""
     if not isinstance(text, str):
         if other := next((part.type for part in text if part.type != "text"), ""):
-            raise UnfitRowError(
-                "bad_message", f"{at} has a part of type {other!r}; only texts can be learned"
-            )
+            raise UnfitRowError("bad_message", f"{at} has a part of type {other!r}; only texts are learned")
         text = "".join(part.text for part in text)
     reasoning = (turn.reasoning_content or turn.reasoning or turn.thinking or "").strip()
     place = find_reasoning(text) if turn.role == "assistant" and not reasoning else None

@@ -14,7 +14,7 @@ __all__ = ["MessagesSourceConfig", "SupervisedConfig"]
 
 
 class MessagesSourceConfig(SourceVariant):
-    """Conversations to learn, for the workflow `supervised`: rows with `messages`, in the format of OpenAI's chat
+    """Conversations for the workflow `supervised`: rows with `messages`, in the format of OpenAI's chat
     completions, and perhaps `tools`. A warning names the rows that are left out."""
 
     name: Literal["messages"] = "messages"

@@ -71,20 +71,20 @@ def test_results_get_the_name_of_their_call_and_tools_may_be_json_text() -> None
 UNFIT = {
     "no messages": ({}, "bad_message", "can't be read"),
     "an unknown role": (row(said("bot")), "bad_message", "bot"),
-    "an image": (row(said("user", [{"type": "image_url"}])), "bad_message", "message 1 .user. has a part of"),
+    "an image": (row(said("user", [{"type": "image_url"}])), "bad_message", "of type 'image_url'"),
     "a weight": (row(ASKED, said("assistant", weight=0.5)), "bad_message", "the weight 0.5"),
-    "a trained user": (row(said("user", train=True), said("assistant")), "bad_message", "message 1 .user. has the"),
+    "a trained user": (row(said("user", train=True), said("assistant")), "bad_message", "has the weight True"),
     "an empty turn": (row(ASKED, said("assistant", " \n")), "empty_turn", r"message 2 \(assistant\) is empty"),
     "nothing to train": (row(ASKED, said("assistant", weight=0)), "nothing_trained", "no turn of"),
     "only questions": (row(ASKED), "nothing_trained", "no turn of"),
     "an unknown tool": (row(ASKED, called("find")), "bad_calls", "calls 'find', which isn't"),
     "calls without tools": (row(ASKED, called("add"), tools=None), "bad_calls", "calls 'add', which isn't"),
-    "arguments that aren't JSON": (row(ASKED, called("add", arguments="{")), "bad_calls", "of 'add' aren't JSON"),
-    "a list of arguments": (row(ASKED, called("add", arguments="[1]")), "bad_calls", "aren't a JSON object"),
-    "a result without a call": (row(ASKED, said("tool"), said("assistant")), "bad_calls", "message 2 .* a result"),
+    "arguments that aren't JSON": (row(ASKED, called("add", arguments="{")), "bad_calls", "aren't JSON:"),
+    "a list of arguments": (row(ASKED, called("add", arguments="[1]")), "bad_calls", "a JSON object"),
+    "a result without a call": (row(ASKED, said("tool"), said("assistant")), "bad_calls", "message 2"),
     "a second result": (row(ASKED, called("add"), said("tool"), said("tool")), "bad_calls", "message 4"),
-    "a strange id": (row(ASKED, called("add"), said("tool", tool_call_id="x")), "bad_calls", "message 3 .* a result"),
-    "a call without its result": (row(ASKED, called("add"), ASKED, said("assistant")), "bad_calls", "no result yet"),
+    "a strange id": (row(ASKED, called("add"), said("tool", tool_call_id="x")), "bad_calls", "message 3"),
+    "a call without a result": (row(ASKED, called("add"), ASKED, said("assistant")), "bad_calls", "no result"),
     "an old call": (row(ASKED, said("assistant", function_call={"name": "add"})), "bad_calls", "tool_calls"),
     "a user who calls": (row(called("add") | {"role": "user"}), "bad_calls", "tool_calls"),
 }  # fmt: skip
@@ -117,8 +117,8 @@ def test_rows_that_are_left_out_are_counted_and_named(
     assert [source.task(idx).id for idx in range(len(source))] == ["chats/0", "chats/2"]
     assert [record.getMessage().split(": ", 1)[1] for record in caplog.records] == [
         "1 rows are left out (empty_turn): row 2: message 2 (assistant) is empty",
-        "2 rows are left out (bad_calls): row 4: message 2 (assistant) calls 'find', which isn't one of the row's "
-        "tools; row 5: message 4 (tool) is a result without a call",
+        "2 rows are left out (bad_calls): row 4: message 2 (assistant) calls 'find', which isn't one of the "
+        "row's tools; row 5: message 4 (tool) is a result without a call",
     ]
 
 
