@@ -1,4 +1,4 @@
-"""`recipes/sft.yaml` teaches a tiny model to call a tool, with three seeds; `recipes/sft-rl.yaml` continues."""
+"""`recipes/sft.yaml` teaches a tiny model to call a tool, with 3 seeds; `recipes/sft-rl.yaml` continues."""
 
 import json
 import time

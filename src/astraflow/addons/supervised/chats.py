@@ -189,8 +189,8 @@ def _take_call(waiting: list[tuple[str | None, _Call]], turn: Turn, at: str) -> 
 
 
 def _read_turn(turn: Turn, at: str, num_calls: int) -> Turn:
-    """The turn's text, reasoning, and calls, each in one form. `num_calls`: those of earlier turns. Ids of calls
-    are numbers, as Mistral's templates accept only nine letters and digits."""
+    """The turn's text, reasoning, and calls, each in one form. `num_calls`: those of earlier turns. Ids are
+    numbered, because Mistral's templates accept only nine letters and digits."""
     text = turn.content or ""
     if not isinstance(text, str):
         if other := next((part.type for part in text if part.type != "text"), ""):
