@@ -12,7 +12,7 @@ from astraflow.addons.supervised.chats import UnfitRowError, chat_of_row
 from astraflow.addons.supervised.replies import ReplyWriter
 from drivers.call_templates import CALL_TEMPLATES, SCHEMA, print_calls
 
-END = "<|finis|>"
+END = "<|over|>"
 TOOLS = [{"name": name, "parameters": json.loads(SCHEMA)} for name in ("search", "look_up")]
 
 
@@ -64,7 +64,7 @@ def test_calls_are_written_as_the_template_of_each_family_prints_them(name: str,
 def chatml(content: str, *, opening: str = "") -> str:
     return (
         "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        f"{content}<|finis|>\n{{% endfor %}}"
+        f"{content}<|over|>\n{{% endfor %}}"
         f"{{% if add_generation_prompt %}}<|im_start|>assistant\n{opening}{{% endif %}}"
     )
 
@@ -79,9 +79,9 @@ DROPPING = chatml("{{ m.content.split('</think>')[-1] }}", opening="<think>\n")
 @pytest.mark.parametrize(
     ("template", "opened", "written"),
     [
-        (PLAIN, "", "<think>\nTwo.\n</think>\n\nA<|finis|>"),
-        (KEYED, "", "<think>\nTwo.\n</think>\n\nA<|finis|>"),
-        (DROPPING, "<think>", "Two.\n</think>\n\nA<|finis|>"),
+        (PLAIN, "", "<think>\nTwo.\n</think>\n\nA<|over|>"),
+        (KEYED, "", "<think>\nTwo.\n</think>\n\nA<|over|>"),
+        (DROPPING, "<think>", "Two.\n</think>\n\nA<|over|>"),
     ],
 )
 def test_reasoning_is_written_where_the_model_would_sample_it(
@@ -92,7 +92,7 @@ def test_reasoning_is_written_where_the_model_would_sample_it(
 
 
 def test_a_template_that_prints_no_calls_gets_them_in_tags(tmp_path: Path) -> None:
-    text = '<tool_call>{"name": "look_up", "arguments": {"items": [1, "a"]}}</tool_call><|finis|>'
+    text = '<tool_call>{"name": "look_up", "arguments": {"items": [1, "a"]}}</tool_call><|over|>'
     assert Folder(tmp_path, PLAIN).reply({"messages": [ASKED, called(CALLS[1])], "tools": TOOLS}, 1) == text
 
 
