@@ -27,13 +27,14 @@ _MARK = "\ue000reply\ue001"
 """Private-use characters, which templates don't change."""
 _ANY_DAY = "2026-01-01"
 """Only what follows the prompt is read, so the date in it doesn't matter."""
-_CALLS = (
-    *("mapping", "text", "kimi"),
+_KEYS = ("mapping", "text", "kimi")
+"""Forms of `tool_calls`: arguments as a mapping, as text, and with Kimi's ids."""
+_TEXTS = (
     '<tool_call>{"name": %s, "arguments": %s}</tool_call>',
     '{"name": %s, "parameters": %s}',
     '<|tool_call|>[{"name": %s, "arguments": %s}]<|/tool_call|>',
 )
-"""How a template gets a call: three forms of `tool_calls` and, if it prints none, texts in the content."""
+"""Forms of a call in the content, for templates that print no `tool_calls`."""
 
 
 class ReplyWriter:
@@ -47,6 +48,7 @@ class ReplyWriter:
         self._encode = ChatTokenizer(self._tokenizer, template_args, _ANY_DAY).encode
         self._args = template_args
         self._stop_ids = stop_ids
+        self._forms = (*_KEYS, *_TEXTS) if "tool_calls" in str(self._tokenizer.chat_template) else _TEXTS
 
     def reply(self, chat: Chat, idx: int, opened: str, call_format: FormatName) -> tuple[int, ...]:
         """Returns the tokens of turn `idx`, which is the assistant's, with its end token.
@@ -57,9 +59,8 @@ class ReplyWriter:
         turn = chat.turns[idx]
         schemas = {tool.name: tool.parameters for tool in chat.tools}
         problem = "its text, or calls that can be read"
-        for form in product(
-            _CALLS if turn.calls else _CALLS[:1], (False, True)[: 1 + bool(turn.reasoning_content)]
-        ):
+        reasoning = (False, True) if turn.reasoning_content else (False,)
+        for form in product(self._forms, reasoning):
             try:
                 body, closing = self._print(chat, idx, form, opened)
             except DataError as err:

@@ -70,7 +70,8 @@ class Supervised:
         """Writes the trained replies. Raises: UnfitRowError or RolloutError if the row doesn't fit."""
         writer = self._writers.get(hosted.info.name)
         if writer is None:
-            assert hosted.model_dir is not None
+            if hosted.model_dir is None:
+                raise RolloutError("the model has no folder with a chat template", is_retryable=False)
             args = msgspec.json.decode(hosted.info.template_args)
             writer = await asyncio.to_thread(ReplyWriter, hosted.model_dir, args, hosted.renderer.stop_ids)
             self._writers[hosted.info.name] = writer

@@ -56,9 +56,12 @@ def test_calls_are_written_as_the_template_of_each_family_prints_them(name: str,
     end = family.turn[1].strip() or ("<|call|>" if family.format == "gpt_oss" else "<|user|>")
     calls = CALLS[: family.most]
     folder = Folder(tmp_path, family.template, end=end)
-    row = {"messages": [ASKED, called(*calls)], "tools": TOOLS}
+    results = [{"role": "tool", "content": "Found."}] * len(calls)
+    said = {"role": "assistant", "content": "Done."}
+    row = {"messages": [ASKED, called(*calls), *results, said], "tools": TOOLS}
     written = print_calls(family, calls).removesuffix(end) + end
     assert folder.reply(row, 1) == written
+    assert folder.reply(row, 2 + len(calls)) == f"Done.{end}"
 
 
 def chatml(content: str, *, opening: str = "") -> str:
