@@ -112,9 +112,10 @@ def read_chats(config: "MessagesSourceConfig", *, name: str) -> ListSource:
         except (UnfitRowError, WireError) as err:
             kind: Unfit = err.kind if isinstance(err, UnfitRowError) else "bad_message"
             unfit.setdefault(kind, []).append(f"row {number}: {err}")
+    total = len(tasks) + sum(map(len, unfit.values()))
     for kind, rows in unfit.items():
         named = "; ".join(rows[:_MOST_NAMED]) + ("; ..." if len(rows) > _MOST_NAMED else "")
-        _log.warning("%s: %d rows are left out (%s): %s", config.path, len(rows), kind, named)
+        _log.warning("%s: %d of %d rows are left out (%s): %s", config.path, len(rows), total, kind, named)
     if not tasks:
         first = next((rows[0] for rows in unfit.values()), "it has no rows")
         raise DataError(f"{config.path} has no conversation that can be learned: {first}")
