@@ -117,8 +117,8 @@ def test_rows_that_are_left_out_are_counted_and_named(
     assert [source.task(idx).id for idx in range(len(source))] == ["chats/0", "chats/2"]
     assert [record.getMessage().split(": ", 1)[1] for record in caplog.records] == [
         "1 of 5 rows are left out (empty_turn): row 2: message 2 (assistant) is empty",
-        "2 of 5 rows are left out (bad_calls): row 4: message 2 (assistant) calls 'find', which isn't one of the "
-        "row's tools; row 5: message 4 (tool) is a result without a call",
+        "2 of 5 rows are left out (bad_calls): row 4: message 2 (assistant) calls 'find', which isn't one of "
+        "the row's tools; row 5: message 4 (tool) is a result without a call",
     ]
 
 
