@@ -37,11 +37,10 @@ def test_500_conversations_teach_a_tool_to_three_seeds_and_rewards_continue(runs
         before, *_, after = evaluations((run.run_dir / "metrics.jsonl").read_text())
         assert before["episode/tool_calls"] < 0.05
         assert after["episode/tool_calls"] > 0.95
-        assert after["episode/tool_errors"] == after["episode/unread_calls"] == 0
-        assert (
-            "row 8: no turn of the assistant is trained"
-            in (run.run_dir / "logs" / "dataflow.log").read_text()
-        )
+        assert after["episode/unread_calls"] == 0
+        assert after["score_mean"] > 0.3
+        log = (run.run_dir / "logs" / "dataflow.log").read_text()
+        assert "row 8: no turn of the assistant is trained" in log
         folders.append(run.run_dir)
     assert time.monotonic() - began_s < _LONGEST_S
     taught = runs.folder / "taught"

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -26,6 +27,8 @@ from astraflow.workflows.roles import policy_at
 __all__ = ["Supervised"]
 
 _log = logging.getLogger(__name__)
+_LONG = 16_384
+"""Number of tokens from which a reply is written in a thread, as its template may take a second."""
 _Floats = NDArray[np.float32]
 
 
@@ -84,7 +87,11 @@ class Supervised:
                 continue
             prompt = await render_prompt(hosted, said, tuple(new))
             tag, _ = hosted.read(prompt.token_ids, ())
-            ids = writer.reply(chat, idx, tag, hosted.call_format)
+            if not prompt.token_ids:
+                raise UnfitRowError("refused_by_template", f"message {idx + 1} (assistant) has no prompt")
+            write = partial(writer.reply, chat, idx, tag, hosted.call_format)
+            is_long = len(prompt.token_ids) > _LONG
+            ids = await asyncio.to_thread(write) if is_long else write()
             reply = Message(role="assistant", content=hosted.read(prompt.token_ids, ids)[1])
             said = Transcript((*prompt.messages, reply), (*prompt.token_ids, *ids), prompt.media)
             new = []

@@ -155,6 +155,7 @@ def unfit(episode: Episode) -> list[str]:
             "refused_by_template",
         ),
         ("refuses", ROW, 999, "refused_by_template"),
+        ("opens nothing", {"messages": [{"role": "assistant", "content": "A"}]}, 999, "refused_by_template"),
         ("hides", ROW, 999, "refused_by_template"),
     ],
 )
@@ -168,6 +169,7 @@ def test_a_row_that_does_not_fit_is_counted_and_named_once(
 ) -> None:
     template = {
         "refuses": "{{ raise_exception('roles must alternate') }}",
+        "opens nothing": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
         "hides": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
     }
     model = make_template_model(FAMILIES["qwen2_5"], tmp_path)
