@@ -30,7 +30,7 @@ PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
 BENCH_PARTS := arms batches dataflow_peers dataflow_server gallery gallery_real gpu_parts gpu_phases gpu_ranks gpu_vllm harness late_scores lean_http lending_run paper paper_rows plots pool_run race race_table schedule_run schedules services shaped_link trl_side unskipped virtual_core
 
-.PHONY: .venv-agents help web test-browser quickstart gallery gallery-real interop test test-all test-ray test-trackers test-posing test-vllm test-megatron test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
+.PHONY: .venv-agents help web test-browser quickstart gallery gallery-real interop test test-all test-ray test-trackers test-posing test-vllm test-megatron test-gpu rehearse mutants check check-types check-rest format bench paper docs reference dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -43,6 +43,7 @@ help:
 	@echo "make test-ray                       runs on a Ray cluster of several nodes here (installs Ray)"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make test-megatron                  the backend megatron, on CPUs (installs megatron-core)"
+	@echo "make rehearse                       every recipe of full size, on tensors without values (an hour)"
 	@echo "make test-gpu                       what only a GPU can show: tests, speed, memory (13 minutes at most)"
 	@echo "make web                            build the page of the viewer from web/ (needs npm)"
 	@echo "make test-browser                   the page in Chromium: a live run, filters, phone, dark mode, axe"
@@ -191,6 +192,9 @@ test-megatron: $(VENV)/.megatron
 
 test-posing: $(VENV)/.test
 	$(BIN)/python -m pytest tests/posing $(PYTEST_ARGS)
+
+rehearse: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(WORKERS) -m long tests/integration/test_full_rehearsal.py $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.test
 	$(BIN)/python benchmarks/gpu.py --out gpu.jsonl

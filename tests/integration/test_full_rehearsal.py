@@ -3,16 +3,23 @@
 Each family is rehearsed at one size, and each size with one family.
 """
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from astraflow.addons.doctor.gpu_checks import check_shares, gpu_users
+from astraflow.addons.doctor.memory import rank_need
 from astraflow.addons.gallery.listing import full_recipes
+from astraflow.addons.rehearsal.cards import card_of
+from astraflow.addons.rehearsal.fake_rank import fake_rank
 from astraflow.addons.rehearsal.first_prompts import Asked, first_prompts
+from astraflow.addons.rehearsal.rehearse import Rehearsal, rehearse
 from astraflow.errors import ConfigError, DataError
+from astraflow.recipe.gallery import find_entry
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.sources import open_sources
 from astraflow.run.preflight import check_recipe
@@ -112,3 +119,55 @@ async def test_a_recipe_passes_its_dry_run_and_its_first_prompts_have_room(
     asked = await first_prompts(recipe, open_sources(recipe))
     assert {each.policy for each in asked} >= recipe.trained.keys()
     check_prompts(asked, recipe)
+
+
+_OLD_NAMES = ("alfworld/", "webshop/", "textcraft/", "math-efficient-data/")
+_NEEDS_SERVER = "agentbench"
+_IN_CI = ("math/1.7b", "math/8b")
+ALL = [entry.name for entry in full_recipes() if not entry.name.startswith((*_OLD_NAMES, _NEEDS_SERVER))]
+SIZES = [name for name in ALL if re.match("math/(?!.*(nodes|glm|megatron))", name)]
+"""Parts of layers, which GLM-4.5-Air is cut into, can't be rehearsed, nor can Megatron."""
+_UNUSUAL = ("gpt-oss", "qwen3.5", "gemma4")
+"""Families whose layers the formula doesn't know."""
+STEPS = json.loads((ROOT / "tests" / "golden" / "rehearsed_steps.json").read_text())
+"""Size -> figures of a microbatch, above which it may not grow."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name", [name if name in _IN_CI else pytest.param(name, marks=pytest.mark.long) for name in SIZES]
+)
+def test_the_step_of_a_size_needs_what_the_formula_says_and_no_more_work_than_before(
+    name: str, models: Path, tasks: Path
+) -> None:
+    recipe = recipe_of(name, models, tasks)
+    (policy,) = recipe.trained.values()
+    context: Any = recipe.rollout.engine
+    traced = fake_rank(policy, length=min(policy.train.token_budget, context.context))
+    need = rank_need(policy)
+    assert need is not None
+    if not any(word in name for word in _UNUSUAL):
+        assert need.total == pytest.approx(traced.peak["Total"], rel=0.1)
+    found = {"peak_gb": traced.peak["Total"] / 1e9, **{key: traced.figures[key] for key in STEPS["figures"]}}
+    too_much = {key: size for key, size in found.items() if size > 1.01 * STEPS["sizes"][name][key]}
+    assert not too_much, found
+
+
+REFUSED = {"gpt-oss-20b": "a weight for each pair of tokens", "qwen3.5": "flash-linear-attention"}
+"""Size -> what the refusal of its recipes says."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ALL)
+def test_a_recipe_fits_the_gpus_that_it_names_or_is_refused_with_the_reason(
+    name: str, models: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    file = find_entry(name).path
+    found = list(rehearse(Rehearsal(recipe_of(name, models, tasks), 0, card_of(file))))
+    faults = [f"{each.check}: {each.detail}; {each.remedy}" for each in found if each.level == "fail"]
+    faults = [fault for fault in faults if "add tasks" not in fault]  # only a few rows of the data are here
+    reason = next((text for size, text in REFUSED.items() if size in name), None)
+    assert bool(faults) == (reason is not None), "\n".join(faults)
+    assert all(str(reason) in fault for fault in faults), "\n".join(faults)

@@ -31,8 +31,9 @@ class MemoryNeed:
 
     @property
     def total(self) -> float:
-        """The sum of all parts."""
-        return sum(self.lasting.values()) + sum(self.passing.values())
+        """The sum of all parts, except that an export and a pass are never at the same time."""
+        export = self.passing.get("export", 0.0)
+        return sum(self.lasting.values()) + max(export, sum(self.passing.values()) - export)
 
     def text(self) -> str:
         """The parts, largest first, and the two settings that save most."""

@@ -58,10 +58,6 @@ def reason_text(reason: WaitReason) -> str:
     return _PHRASES[reason.kind](reason)
 
 
-def _groups(r: WaitReason) -> str:
-    return f"step {r.step + 1}" + (f": {r.num} groups ready, {r.total} make a batch" if r.total else "")
-
-
 def _lost_groups(r: WaitReason) -> str:
     by = f" by {r.name}" if r.name else ""
     return f"no batch for {r.seconds:.0f} s: {r.num:,} of {r.total:,} groups {r.fate}{by}"
@@ -103,7 +99,9 @@ def _eval_episodes(r: WaitReason) -> str:
 
 
 _PHRASES: Mapping[WaitKind, Callable[[WaitReason], str]] = {
-    "groups": _groups,
+    "groups": lambda r: (
+        f"step {r.step + 1}" + (f": {r.num} groups ready, {r.total} make a batch" if r.total else "")
+    ),
     "lost_groups": _lost_groups,
     "none_running": lambda _: "none is on its way",
     "no_service": lambda _: "no rollout service has joined",

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class FakeRank:
     """`launches`, `bytes_moved`, `flops`, `reads`, `collectives`, and `collective_bytes` of a microbatch."""
     num_tokens: int
     """Tokens of this microbatch."""
+    is_packed: bool
+    """Whether attention is computed within samples only, without a matrix of all pairs of tokens."""
     method: str
 
 
@@ -57,18 +60,10 @@ def fake_rank(policy: PolicyConfig, *, length: int) -> FakeRank:
         raise ConfigError("parts of layers (train.shard) aren't computed on fake tensors")
     if train.backend.lora.rank:
         raise ConfigError("adapters aren't computed on fake tensors")
-    library = library_for_fakes()
     backend = {**train.backend.model_dump(mode="json"), "device": "cuda:0"}
-    fields: dict[str, Any] = {**train.model_dump(mode="json"), "backend": backend, "nodes": 1}
-    config = json_object(policy.model_dir / "config.json")
-    depth, depths = _depths(config)
-    with tempfile.TemporaryDirectory(prefix="astraflow-rehearsal-") as scratch:
-        requests: list[dict[str, Any]] = []
-        for num in depths:
-            folder = Path(scratch) / str(num)
-            _write_model(folder, policy.model_dir, config, num)
-            requests.append({"folder": str(folder), "train": json.dumps(fields), "length": length})
-        traces = _ask(library, requests)
+    same = {"backend": backend, "nodes": 1, "steps": 1, "lr": 1e-6}  # a step doesn't depend on the last two
+    fields = {**train.model_dump(mode="json"), **same}
+    depth, depths, traces = _traces(policy.model_dir, json.dumps(fields), length)
     first = traces[0]
     last = traces[-1]
     scale = (depth - depths[0]) / max(1, depths[-1] - depths[0])
@@ -83,8 +78,23 @@ def fake_rank(policy: PolicyConfig, *, length: int) -> FakeRank:
         {kind: max(0.0, size) for kind, size in peaks.items()},
         figures,
         max(length, train.token_budget // length * length),
+        last["is_packed"],
         f"fake tensors, {layers}",
     )
+
+
+@cache
+def _traces(model: Path, train: str, length: int) -> tuple[int, list[int], list[dict[str, Any]]]:
+    """The number of layers, and with how many the model was computed, with the trace of each."""
+    config = json_object(model / "config.json")
+    depth, depths = _depths(config)
+    with tempfile.TemporaryDirectory(prefix="astraflow-rehearsal-") as scratch:
+        requests: list[dict[str, Any]] = []
+        for num in depths:
+            folder = Path(scratch) / str(num)
+            _write_model(folder, model, config, num)
+            requests.append({"folder": str(folder), "train": train, "length": length})
+        return depth, depths, _ask(library_for_fakes(), requests)
 
 
 def _extended(first: float, last: float, scale: float) -> float:

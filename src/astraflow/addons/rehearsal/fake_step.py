@@ -31,7 +31,8 @@ from torch.utils.flop_counter import flop_registry
 from astraflow import wire
 from astraflow.addons.rehearsal.fake_gpu import fake_gpu
 from astraflow.losses.factory import make_loss
-from astraflow.models.loading import build_model
+from astraflow.models.file_layout import FileView, file_views
+from astraflow.models.loading import build_model, empty_causal_lm
 from astraflow.protocols import AdamStep
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
@@ -39,6 +40,7 @@ from astraflow.trainer.objective import PolicyObjective
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step_run import StepRun, statistics_inputs
 from astraflow.trainer.torch import torch_backend
+from astraflow.trainer.torch.parallel import sharding
 from astraflow.trainer.torch.parallel.grid import RankGrid, make_grid
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
@@ -106,6 +108,12 @@ class _Counts(TorchDispatchMode):
             return self._is_plain if tensors[0].dtype == torch.bool else 1.0
         if name.startswith(("aten.allclose", "aten.equal")) and isinstance(tensors[0], FakeTensor):
             return True
+        if name.startswith("aten.bincount") and isinstance(tensors[0], FakeTensor):
+            num = kwargs["minlength"] if kwargs else args[2]
+            return tensors[0].new_zeros(num, dtype=torch.int64)
+        if name.startswith("aten._grouped_mm") and args[0].dtype == torch.float32:
+            # On GPUs, float32 takes a slower way, which fake tensors don't know.
+            return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **(kwargs or {})).float()
         out = func(*args, **(kwargs or {}))
         if self.is_counting:
             flops = 0.0
@@ -195,6 +203,16 @@ def _ranks(config: TrainConfig) -> Ranks:
     return ranks
 
 
+def _know_views(folder: str) -> None:
+    """Finds the tensors of a version outside of fake mode, whose tensors can't become the views for it."""
+    views = file_views(empty_causal_lm(Path(folder), device="meta"))
+
+    def known_views(_: object) -> tuple[FileView, ...]:
+        return views
+
+    sharding.file_views = known_views
+
+
 def _model(request: StepRequest, device: str) -> Any:
     """The model on a device, with weights that have no values, or small random ones."""
     model: Any = build_model(Path(request.folder), dtype="float32", device=device)
@@ -220,6 +238,7 @@ def run_step(request: StepRequest, ranks: Ranks | None = None) -> StepTrace:
     with ExitStack() as stack:
         if request.is_fake:
             fake_gpu()
+            _know_views(request.folder)
         ranks = ranks or _ranks(config)
         stack.enter_context(fake)
         model = _model(request, device)

@@ -47,6 +47,8 @@ __all__ = ["Rehearsal", "rehearse"]
 
 _OF_THIS_MACHINE = {"gpus", "memory", "server of the engine", "sandbox", "megatron", "fan_out"}
 """Checks of a run that ask this machine, which isn't the one of the run."""
+_LAUNCH_S = 5e-6
+"""Time that the host takes for a launch, assumed. GPUs wait for it if launches are many and small."""
 _NCCL_GB = 2.0
 """Memory of NCCL's buffers on each of several ranks, assumed."""
 
@@ -241,7 +243,19 @@ def _check_step(rehearsal: Rehearsal, name: str, policy: PolicyConfig) -> Findin
     if traced:
         said += f"; {_work_text(rehearsal, traced, name)}"
     if total > usable:
-        return Finding("fail", f"trainer-{name}", said, _cheapest(policy, need, total - usable))
+        remedy = _cheapest(policy, need, total - usable)
+        kinds = (rehearsal.sizes[name].config.get("layer_types") or ()) if traced else ()
+        if "linear_attention" in kinds:
+            remedy += (
+                "; its linear attention was rehearsed as torch computes it; the kernels of "
+                "flash-linear-attention, which transformers uses if they are installed, need less"
+            )
+        if traced and not traced.is_packed:
+            remedy += (
+                "; attention of this family may keep a weight for each pair of tokens, so lowering "
+                "rollout.engine.max_context and train.token_budget saves most"
+            )
+        return Finding("fail", f"trainer-{name}", said, remedy)
     return Finding("warn" if traced is None else "ok", f"trainer-{name}", said)
 
 
@@ -250,6 +264,7 @@ def _work_text(rehearsal: Rehearsal, traced: FakeRank, name: str) -> str:
     card = rehearsal.card
     figures = traced.figures
     seconds = figures["flops"] / card.flop_per_s + figures["bytes_moved"] / card.bytes_per_s
+    seconds = max(seconds, figures["launches"] * _LAUNCH_S)
     used = 6 * rehearsal.sizes[name].num_active * traced.num_tokens / seconds / card.flop_per_s
     return (
         f"a microbatch of {traced.num_tokens:,} tokens has {figures['launches']:,.0f} launches, "

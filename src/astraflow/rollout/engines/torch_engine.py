@@ -330,7 +330,7 @@ class TorchEngine:
 
         Returns: False if the engine is closing.
         """
-        is_idle = not self._has_work()
+        is_idle = self._is_paused or not any(lane.has_work for lane in self.lanes.lanes)
         if is_idle:
             self._clock.stop(time.time())
         with self._wake:
@@ -358,9 +358,6 @@ class TorchEngine:
     def _free_slots(self) -> list[SlotName]:
         """The slots whose waiting change can be made now."""
         return [name for name in self._changes if not self.lanes.is_held(name)]
-
-    def _has_work(self) -> bool:
-        return not self._is_paused and any(lane.has_work for lane in self.lanes.lanes)
 
     def _step(self) -> None:
         if not self._is_paused:

@@ -4,7 +4,7 @@ The need of a pass is an estimate for a microbatch of `train.token_budget` token
 accurate to about a quarter for Llama-like decoders.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -32,19 +32,17 @@ def memory_need(model: nn.Module, config: TrainConfig, *, grid: RankGrid | None 
     """
     backend = config.backend
     assert isinstance(backend, TorchBackendConfig)
-    is_split = grid is not None and backend.device != "cpu"
-    num_weights = _num_held(list(model.parameters()), model, grid if is_split else None)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    num_trained = _num_held(trained, model, grid if is_split else None)
+    split = None if backend.device == "cpu" else grid
+    num_weights = _num_held(list(model.parameters()), model, split)
+    num_trained = _num_held([p for p in model.parameters() if p.requires_grad], model, split)
     averages = 2 * num_trained * (2 if backend.optimizer_state == "bfloat16" else 4)
     published = sum(p.numel() for p in model.parameters()) * (2 if backend.publish_dtype == "bfloat16" else 4)
-    published /= config.ranks if is_split else 1
-    num_token_parts = 1 if grid is None or not is_split else grid.context
-    sizes = _sizes(model)
+    published /= config.ranks if split else 1
+    sizes = cast("Any", model).config.get_text_config()
     num_bytes = 2 if backend.dtype == "bfloat16" else 4
-    tensor = 1 if grid is None or not is_split else grid.tensor
+    tensor, context = (split.tensor, split.context) if split else (1, 1)
     activations = activation_bytes(sizes, num_tokens=config.token_budget, num_bytes=num_bytes, tensor=tensor)
-    whole, recomputed = (size / num_token_parts for size in activations)
+    whole, recomputed = (size / context for size in activations)
     is_kept = backend.activations == "keep"
     lasting = {
         "weights": 4.0 * num_weights,
@@ -52,7 +50,7 @@ def memory_need(model: nn.Module, config: TrainConfig, *, grid: RankGrid | None 
         "optimizer": 0.0 if backend.offload_optimizer else float(averages),
     }
     passing = {
-        "weights in bfloat16": 2.0 * num_weights if backend.dtype == "bfloat16" and not is_split else 0.0,
+        "copies of weights": _copied_bytes(model, split, num_bytes, is_kept=is_kept),
         f"activations of {config.token_budget} tokens": whole if is_kept else recomputed,
         "logits": logit_bytes(sizes, num_tokens=config.token_budget),
         "export": 0.0 if backend.device == "cpu" or backend.lora.rank else float(published),
@@ -81,12 +79,21 @@ def _num_held(parameters: list[nn.Parameter], model: nn.Module, grid: RankGrid |
     if grid is None:
         return float(sum(parameter.numel() for parameter in parameters))
     in_layers = {id(parameter) for layer in layers_of(model) for parameter in layer.parameters()}
-    num = 0.0
-    for parameter in parameters:
-        is_expert = parameter.ndim == _EXPERTS_NDIM
-        is_cut = id(parameter) in in_layers and (grid.cuts_experts or not is_expert)
-        num += parameter.numel() / grid.num_shards / (grid.tensor if is_cut else 1)
-    return num
+    cut = [p for p in parameters if id(p) in in_layers and (grid.cuts_experts or p.ndim != _EXPERTS_NDIM)]
+    num_cut = sum(p.numel() for p in cut)
+    return (sum(p.numel() for p in parameters) - num_cut + num_cut / grid.tensor) / grid.num_shards
+
+
+def _copied_bytes(model: nn.Module, grid: RankGrid | None, num_bytes: int, *, is_kept: bool) -> float:
+    """What a pass copies of the weights. `is_kept`: whether bfloat16 weights stay as all activations do."""
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)]
+    others = sum(p.numel() for p in model.parameters()) - sum(layers)
+    largest = max(layers, default=0)
+    if grid is None or grid.num_shards == 1:
+        return 2.0 * (others + (sum(layers) if is_kept else 2 * largest)) if num_bytes == 2 else 0.0
+    # FSDP2 gathers the weights outside of layers in float32, and their gradients; two layers; and the
+    # gradients of one of them, which are summed in float32.
+    return 8.0 * others + (3 * num_bytes + 4) * largest / grid.tensor
 
 
 def activation_bytes(sizes: Any, *, num_tokens: int, num_bytes: int, tensor: int = 1) -> tuple[float, float]:
@@ -120,9 +127,3 @@ def _head_dim(sizes: Any) -> int:
         return int(getattr(sizes, "head_dim", 0) or 0)
     except RuntimeError:
         return 0
-
-
-def _sizes(model: nn.Module) -> Any:
-    """The config of the text model, which multimodal models nest in theirs."""
-    config: Any = model.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
