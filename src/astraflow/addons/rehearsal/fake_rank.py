@@ -18,6 +18,7 @@ import msgspec
 from astraflow.addons.rehearsal.fake_gpu import library_for_fakes
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import PolicyConfig
+from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.user_input.interpreters import last_line
 from astraflow.user_input.user_files import json_object
 
@@ -56,6 +57,8 @@ def fake_rank(policy: PolicyConfig, *, length: int) -> FakeRank:
     Raises: ConfigError or DataError if something in it can't be computed without values.
     """
     train: Any = policy.train
+    if not isinstance(train.backend, TorchBackendConfig):
+        raise ConfigError(f"steps of {train.backend.name} aren't computed on fake tensors")
     if train.shard.num_model_ranks > 1:
         raise ConfigError("parts of layers (train.shard) aren't computed on fake tensors")
     if train.backend.lora.rank:
