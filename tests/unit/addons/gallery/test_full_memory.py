@@ -8,17 +8,17 @@ import pytest
 from drivers.docs_driver import tool
 
 SHOWN = {
-    "code-multi-agent/8b": ({"actor": (2, 73), "tester": (2, 73)}, 2, (39, 24)),
-    "code-multi-agent/8b-two-nodes": ({"actor": (2, 56), "tester": (2, 56)}, 1, (48, 24)),
-    "math/1.7b": ({"actor": (1, 35)}, 1, (60, 12)),
-    "math/1.7b-1gpu": ({"actor": (1, 35)}, 1, (44, 12)),
-    "math/14b": ({"actor": (4, 57)}, 1, (48, 24)),
-    "math/30b-a3b": ({"actor": (8, 45)}, 1, (48, 24)),
-    "math/32b": ({"actor": (8, 60)}, 1, (48, 24)),
-    "math/4b": ({"actor": (1, 59)}, 1, (56, 16)),
-    "math/8b": ({"actor": (2, 73)}, 1, (99, 28)),
-    "math/8b-80gb": ({"actor": (4, 44)}, 1, (48, 24)),
-    "math/llama3-8b": ({"actor": (4, 42)}, 1, (48, 24)),
+    "code-multi-agent/8b": ({"actor": (2, 76), "tester": (2, 76)}, 2, (39, 24)),
+    "code-multi-agent/8b-two-nodes": ({"actor": (2, 60), "tester": (2, 60)}, 1, (48, 24)),
+    "math/1.7b": ({"actor": (1, 28)}, 1, (60, 12)),
+    "math/1.7b-1gpu": ({"actor": (1, 28)}, 1, (44, 12)),
+    "math/14b": ({"actor": (4, 66)}, 1, (48, 24)),
+    "math/30b-a3b": ({"actor": (8, 48)}, 1, (48, 24)),
+    "math/32b": ({"actor": (8, 69)}, 1, (48, 24)),
+    "math/4b": ({"actor": (1, 44)}, 1, (56, 16)),
+    "math/8b": ({"actor": (2, 76)}, 1, (99, 28)),
+    "math/8b-80gb": ({"actor": (4, 52)}, 1, (48, 24)),
+    "math/llama3-8b": ({"actor": (4, 49)}, 1, (48, 24)),
 }
 """Ranks of each trainer and their GB, servers per GPU and their GB, for training and for evaluation."""
 
