@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from astraflow.addons.inference_servers.openai_engine import OpenAiEngine, TextRenderer
-from astraflow.addons.judge.config import JudgeReward
+from astraflow.addons.judge.config import JudgeReward, JudgingModel
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import Engine, HostedModel, Renderer
 from astraflow.rollout.renderer import ChatRenderer
@@ -14,10 +14,53 @@ from astraflow.types import GenerateRequest, Message, Sampling, Task
 from astraflow.types.model_text import without_reasoning
 from astraflow.workflows.roles import last_choice
 
-__all__ = ["ModelJudge"]
+__all__ = ["ModelJudge", "ask", "fill", "open_endpoint"]
 
-_MARK = re.compile(r"\{(prompt|answer|text)\}")
-"""All marks are replaced in one pass, because the inserted texts may contain marks themselves."""
+
+def fill(template: str, texts: Mapping[str, str]) -> str:
+    """Replaces each mark `{NAME}` with its text, in one pass, because the texts may contain marks too."""
+    return re.sub(r"\{(\w+)\}", lambda mark: texts.get(mark[1], mark[0]), template)
+
+
+async def open_endpoint(model: JudgingModel) -> OpenAiEngine | None:
+    """Connects to the endpoint of a judge, if it has one. Raises: UnavailableError; ConfigError if it refuses."""
+    if not model.url:
+        return None
+    key = os.environ.get(model.key_variable, "") if model.key_variable else ""
+    if model.key_variable and not key:
+        raise ConfigError(
+            f"the judge's key_variable = {model.key_variable!r} is not set in this service's environment"
+        )
+    endpoint = OpenAiEngine(model.url, model=model.model, api_key=key)
+    await endpoint.check()
+    return endpoint
+
+
+async def ask(
+    engine: Engine, renderer: Renderer, messages: Sequence[Message], *, task_id: str, max_tokens: int
+) -> str:
+    """Returns the judge's reply without its reasoning. Raises: RolloutError."""
+    prompt = renderer.render(messages)
+    max_context = engine.capacity().max_context
+    if len(prompt) >= max_context:
+        raise RolloutError(
+            f"task {task_id}: the judge's prompt has {len(prompt)} tokens, its context {max_context}: "
+            "raise rollout.engine.max_context",
+            is_retryable=False,
+        )
+    # The seed comes from the question, so that the same question gets the same answer in every attempt.
+    digest = hashlib.blake2b(messages[0].content.encode(), digest_size=4).digest()
+    sampling = Sampling(
+        temperature=0.0,
+        max_tokens=min(max_context - len(prompt), max_tokens),
+        seed=int.from_bytes(digest) >> 1,
+    )
+    generation = await engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling, version=-1))
+    if generation.finish_reason == "abort":
+        raise RolloutError(f"task {task_id}: the judge's engine aborted its reply")
+    tag = renderer.opens_reasoning(prompt) if isinstance(renderer, ChatRenderer) else ""
+    text = renderer.parse(generation.token_ids).content
+    return without_reasoning(f"{tag}{text}", begins_inside=bool(tag))
 
 
 class ModelJudge:
@@ -38,16 +81,7 @@ class ModelJudge:
 
     async def start(self) -> None:
         """Connects to the endpoint, if there is one. Raises: UnavailableError; ConfigError if it refuses."""
-        config = self._config
-        if not config.url:
-            return
-        key = os.environ.get(config.key_variable, "") if config.key_variable else ""
-        if config.key_variable and not key:
-            raise ConfigError(
-                f"the judge's key_variable = {config.key_variable!r} is not set in this service's environment"
-            )
-        self._endpoint = OpenAiEngine(config.url, model=config.model, api_key=key)
-        await self._endpoint.check()
+        self._endpoint = await open_endpoint(self._config)
 
     async def value(self, task: Task, text: str, policies: Mapping[str, HostedModel]) -> tuple[float, bool]:
         """Returns the value of a text, and whether the judge gave a verdict. Raises: RolloutError.
@@ -56,7 +90,7 @@ class ModelJudge:
         """
         config = self._config
         texts = {"prompt": task.prompt, "answer": task.answer, "text": text}
-        messages = [Message(role="user", content=_MARK.sub(lambda mark: texts[mark[1]], config.prompt))]
+        messages = [Message(role="user", content=fill(config.prompt, texts))]
         reply = await self._ask(task, messages, policies)
         verdict = last_choice(reply, tuple(config.verdicts))
         if not verdict:
@@ -71,29 +105,8 @@ class ModelJudge:
         return config.verdicts.get(verdict, config.unclear), bool(verdict)
 
     async def _ask(self, task: Task, messages: Sequence[Message], policies: Mapping[str, HostedModel]) -> str:
-        """Returns the judge's reply without its reasoning. Raises: RolloutError."""
         engine, renderer = self._model(policies)
-        prompt = renderer.render(messages)
-        max_context = engine.capacity().max_context
-        if len(prompt) >= max_context:
-            raise RolloutError(
-                f"task {task.id}: the judge's prompt has {len(prompt)} tokens, its context {max_context}: "
-                "raise rollout.engine.max_context",
-                is_retryable=False,
-            )
-        # The seed comes from the question, so that the same question gets the same answer in every attempt.
-        digest = hashlib.blake2b(messages[0].content.encode(), digest_size=4).digest()
-        sampling = Sampling(
-            temperature=0.0,
-            max_tokens=min(max_context - len(prompt), self._config.max_tokens),
-            seed=int.from_bytes(digest) >> 1,
-        )
-        generation = await engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling, version=-1))
-        if generation.finish_reason == "abort":
-            raise RolloutError(f"task {task.id}: the judge's engine aborted its reply")
-        tag = renderer.opens_reasoning(prompt) if isinstance(renderer, ChatRenderer) else ""
-        text = renderer.parse(generation.token_ids).content
-        return without_reasoning(f"{tag}{text}", begins_inside=bool(tag))
+        return await ask(engine, renderer, messages, task_id=task.id, max_tokens=self._config.max_tokens)
 
     async def close(self) -> None:
         """Closes the connections to the endpoint."""

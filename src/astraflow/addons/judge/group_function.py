@@ -1,0 +1,139 @@
+"""Calls users' functions that score a whole group of answers at a time.
+
+| `name` | the function | it gets |
+|---|---|---|
+| `use` | `score_group(task, texts, ...)` | the task and all completions; columns of the task by name |
+| `trl` | `reward(completions, ...)` | lists with an entry per answer: `prompts`, `completions`, `answer`, columns |
+
+A function with a parameter `replies` gets the completions without their reasoning. The functions run where
+other rewards run: in a scoring process, under a deadline.
+"""
+
+import base64
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, cast
+
+from astraflow.config import Use, load_component
+from astraflow.errors import ConfigError, DataError
+from astraflow.protocols import ScoringCall
+from astraflow.rollout.scoring import ScoringPool
+from astraflow.tasks.config import JsonlSourceConfig, TasksConfig, TrlReward
+from astraflow.tasks.own_rewards import OwnReward, RewardForm, TrlForm
+from astraflow.types import Task
+from astraflow.types.bounds import as_number
+from astraflow.types.model_text import without_reasoning
+from astraflow.types.row_columns import Row
+
+__all__ = ["GroupFunction", "GroupScorer"]
+
+
+class GroupScorer:
+    """Scores groups with a user's function, in a scoring process.
+
+    Example: `scorer = GroupScorer(Use(use="my_rewards:rank"))`; `await scorer.open()`;
+    `await scorer.values(task, ["5", "four"])`; `await scorer.close()`.
+    """
+
+    def __init__(self, config: Use) -> None:
+        form = "trl" if isinstance(config, TrlReward) else "use"
+        function = f"{GroupFunction.__module__}:{GroupFunction.__name__}"
+        reward = Use(use=function, args={"use": config.use, "form": form, "args": config.args})
+        # The pool needs a source, but it reads no tasks.
+        self._pool = ScoringPool(TasksConfig(sources={"none": JsonlSourceConfig(path="")}, reward=reward))
+
+    async def open(self) -> None:
+        """Starts the process. Raises: ConfigError if the function can't be loaded there."""
+        try:
+            await self._pool.start()
+        except ConfigError as err:
+            raise ConfigError(f"workflow.compare: {err}") from err
+
+    async def close(self) -> None:
+        """Ends the process."""
+        await self._pool.close()
+
+    async def values(self, task: Task, texts: Sequence[str]) -> list[float]:
+        """One value per text. Raises: as `ScoringPool.score`."""
+        score = await self._pool.score(task, _encode(texts))
+        return [score.parts[f"reward/{i}"] for i in range(len(texts))]
+
+
+class GroupFunction:
+    """A user's function as a reward. Its text encodes the texts of a group, and its metrics are their values.
+
+    Example: `GroupFunction("my_rewards:rank", "use", {})(task, encoded)` is `{"score": 0.5, "0": 1, "1": 0}`.
+    """
+
+    def __init__(self, use: str, form: str, args: Mapping[str, Any]) -> None:
+        config = Use(use=use, args=dict(args))
+        target: Callable[..., Any] = load_component(config, where="workflow.compare")
+        if isinstance(target, type):
+            target = cast("Callable[..., Any]", target(**args))
+            args = {}
+        self._function = OwnReward(target, args, _TrlGroupForm() if form == "trl" else _GroupForm())
+
+    def __call__(self, task: Task, text: str) -> object:
+        """The values, or an awaitable of them. Raises: DataError if there isn't one number per text."""
+        num = len(_texts(text))
+        returned = self._function(ScoringCall(task, text, text))
+        return _await_values(returned, num) if inspect.isawaitable(returned) else _named(returned, num)
+
+
+class _GroupForm(RewardForm):
+    """AstraFlow's form: `score_group(task, texts)`."""
+
+    own = ("replies",)
+
+    def positional(self, call: ScoringCall) -> tuple[object, ...]:
+        return (call.task, _texts(call.text))
+
+    def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
+        return row.columns
+
+    def replies(self, call: ScoringCall) -> Mapping[str, Any]:
+        return {"replies": [without_reasoning(text) for text in _texts(call.text)]}
+
+
+class _TrlGroupForm(TrlForm):
+    """TRL's form: lists with an entry per answer."""
+
+    def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
+        calls = [replace(call, text=text, completion=text) for text in _texts(call.text)]
+        lists = [TrlForm.values(self, each, row) for each in calls]
+        return {name: [one[name][0] for one in lists] for name in lists[0]}
+
+    def replies(self, call: ScoringCall) -> Mapping[str, Any]:
+        return {"replies": [without_reasoning(text) for text in _texts(call.text)]}
+
+    def result(self, returned: object) -> object:
+        return returned
+
+
+def _encode(texts: Sequence[str]) -> str:
+    """The texts as one that contains no tags, because scoring looks for reasoning."""
+    return base64.b64encode(json.dumps([*texts]).encode()).decode()
+
+
+def _texts(text: str) -> list[str]:
+    return json.loads(base64.b64decode(text))
+
+
+async def _await_values(returned: Any, num: int) -> object:
+    return _named(await returned, num)
+
+
+def _named(returned: object, num: int) -> dict[str, float]:
+    """The values by position, and their mean as the score. Raises: DataError."""
+    is_list = not isinstance(returned, str | Mapping)
+    try:
+        given = [as_number(value) for value in cast("Any", returned)] if is_list else []
+    except TypeError:  # not iterable
+        given = []
+    values = [value for value in given if value is not None]
+    if len(values) != num or len(given) != num:
+        raise DataError(f"it returned {str(returned)[:200]!r} for {num} answers; expected a list of {num} numbers")
+    return {"score": fmean(values), **{str(i): value for i, value in enumerate(values)}}
