@@ -1,12 +1,9 @@
 """Calls users' functions that score a whole group of answers at a time.
 
-| `name` | the function | it gets |
-|---|---|---|
-| `use` | `score_group(task, texts, ...)` | the task and all completions; columns of the task by name |
-| `trl` | `reward(completions, ...)` | lists with an entry per answer: `prompts`, `completions`, `answer`, columns |
-
-A function with a parameter `replies` gets the completions without their reasoning. The functions run where
-other rewards run: in a scoring process, under a deadline.
+A function `score_group(task, texts, ...)` gets the task, all completions, and columns by name. One in the form
+`trl` gets lists with an entry per answer: `prompts`, `completions`, `answer`, and columns.
+`replies` are the completions without their reasoning. The functions run where other rewards run: in a scoring
+process, under a deadline.
 """
 
 import base64
@@ -18,7 +15,7 @@ from statistics import fmean
 from typing import Any, cast
 
 from astraflow.config import Use, load_component
-from astraflow.errors import ConfigError, DataError
+from astraflow.errors import DataError
 from astraflow.protocols import ScoringCall
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.tasks.config import JsonlSourceConfig, TasksConfig, TrlReward
@@ -34,8 +31,7 @@ __all__ = ["GroupFunction", "GroupScorer"]
 class GroupScorer:
     """Scores groups with a user's function, in a scoring process.
 
-    Example: `scorer = GroupScorer(Use(use="my_rewards:rank"))`; `await scorer.open()`;
-    `await scorer.values(task, ["5", "four"])`; `await scorer.close()`.
+    Example: after `await scorer.start()`, `await scorer.values(task, ["5", "four"])` is one value per text.
     """
 
     def __init__(self, config: Use) -> None:
@@ -45,12 +41,9 @@ class GroupScorer:
         # The pool needs a source, but it reads no tasks.
         self._pool = ScoringPool(TasksConfig(sources={"none": JsonlSourceConfig(path="")}, reward=reward))
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """Starts the process. Raises: ConfigError if the function can't be loaded there."""
-        try:
-            await self._pool.start()
-        except ConfigError as err:
-            raise ConfigError(f"workflow.compare: {err}") from err
+        await self._pool.start()
 
     async def close(self) -> None:
         """Ends the process."""
@@ -78,7 +71,7 @@ class GroupFunction:
 
     def __call__(self, task: Task, text: str) -> object:
         """The values, or an awaitable of them. Raises: DataError if there isn't one number per text."""
-        num = len(_texts(text))
+        num = len(_decode(text))
         returned = self._function(ScoringCall(task, text, text))
         return _await_values(returned, num) if inspect.isawaitable(returned) else _named(returned, num)
 
@@ -86,39 +79,32 @@ class GroupFunction:
 class _GroupForm(RewardForm):
     """AstraFlow's form: `score_group(task, texts)`."""
 
-    own = ("replies",)
-
     def positional(self, call: ScoringCall) -> tuple[object, ...]:
-        return (call.task, _texts(call.text))
+        return (call.task, _decode(call.text))
 
     def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
-        return row.columns
-
-    def replies(self, call: ScoringCall) -> Mapping[str, Any]:
-        return {"replies": [without_reasoning(text) for text in _texts(call.text)]}
+        return {**row.columns, "replies": [*map(without_reasoning, _decode(call.text))]}
 
 
 class _TrlGroupForm(TrlForm):
     """TRL's form: lists with an entry per answer."""
 
     def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
-        calls = [replace(call, text=text, completion=text) for text in _texts(call.text)]
-        lists = [TrlForm.values(self, each, row) for each in calls]
-        return {name: [one[name][0] for one in lists] for name in lists[0]}
-
-    def replies(self, call: ScoringCall) -> Mapping[str, Any]:
-        return {"replies": [without_reasoning(text) for text in _texts(call.text)]}
+        texts = _decode(call.text)
+        lists = [TrlForm.values(self, replace(call, completion=text), row) for text in texts]
+        merged = {name: [one[name][0] for one in lists] for name in lists[0]}
+        return {**merged, "replies": [*map(without_reasoning, texts)]}
 
     def result(self, returned: object) -> object:
         return returned
 
 
 def _encode(texts: Sequence[str]) -> str:
-    """The texts as one that contains no tags, because scoring looks for reasoning."""
+    """The texts as one without tags, because scoring looks for reasoning in what it gets."""
     return base64.b64encode(json.dumps([*texts]).encode()).decode()
 
 
-def _texts(text: str) -> list[str]:
+def _decode(text: str) -> list[str]:
     return json.loads(base64.b64decode(text))
 
 

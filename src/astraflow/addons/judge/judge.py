@@ -14,7 +14,7 @@ from astraflow.types import GenerateRequest, Message, Sampling, Task
 from astraflow.types.model_text import without_reasoning
 from astraflow.workflows.roles import last_choice
 
-__all__ = ["ModelJudge", "ask", "fill", "open_endpoint"]
+__all__ = ["JudgeConnection", "ModelJudge", "ask", "fill"]
 
 
 def fill(template: str, texts: Mapping[str, str]) -> str:
@@ -22,18 +22,31 @@ def fill(template: str, texts: Mapping[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda mark: texts.get(mark[1], mark[0]), template)
 
 
-async def open_endpoint(model: JudgingModel) -> OpenAiEngine | None:
-    """Connects to the endpoint of a judge, if it has one. Raises: UnavailableError; ConfigError if it refuses."""
-    if not model.url:
-        return None
-    key = os.environ.get(model.key_variable, "") if model.key_variable else ""
-    if model.key_variable and not key:
-        raise ConfigError(
-            f"the judge's key_variable = {model.key_variable!r} is not set in this service's environment"
-        )
-    endpoint = OpenAiEngine(model.url, model=model.model, api_key=key)
-    await endpoint.check()
-    return endpoint
+class JudgeConnection:
+    """The connection to a judge's endpoint, if it has one."""
+
+    def __init__(self, model: JudgingModel) -> None:
+        self._model_config = model
+        self.endpoint: OpenAiEngine | None = None
+        """None before `start`, and for a judge that is a policy."""
+
+    async def start(self) -> None:
+        """Connects to the endpoint. Raises: UnavailableError; ConfigError if it refuses."""
+        model = self._model_config
+        if not model.url:
+            return
+        key = os.environ.get(model.key_variable, "") if model.key_variable else ""
+        if model.key_variable and not key:
+            raise ConfigError(
+                f"the judge's key_variable = {model.key_variable!r} is not set in this service's environment"
+            )
+        self.endpoint = OpenAiEngine(model.url, model=model.model, api_key=key)
+        await self.endpoint.check()
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        if self.endpoint is not None:
+            await self.endpoint.close()
 
 
 async def ask(
@@ -63,7 +76,7 @@ async def ask(
     return without_reasoning(f"{tag}{text}", begins_inside=bool(tag))
 
 
-class ModelJudge:
+class ModelJudge(JudgeConnection):
     """Asks a policy of the run or the model at an endpoint. Implements `Judge`.
 
     Example: `judge = ModelJudge(JudgeReward(policy="judge"))`; `await judge.start()`;
@@ -71,17 +84,13 @@ class ModelJudge:
     """
 
     def __init__(self, config: JudgeReward) -> None:
+        super().__init__(config)
         self._config = config
-        self._endpoint: OpenAiEngine | None = None
 
     @property
     def unclear(self) -> float:
         """Value of a completion that lacks the part to judge."""
         return self._config.unclear
-
-    async def start(self) -> None:
-        """Connects to the endpoint, if there is one. Raises: UnavailableError; ConfigError if it refuses."""
-        self._endpoint = await open_endpoint(self._config)
 
     async def value(self, task: Task, text: str, policies: Mapping[str, HostedModel]) -> tuple[float, bool]:
         """Returns the value of a text, and whether the judge gave a verdict. Raises: RolloutError.
@@ -108,14 +117,9 @@ class ModelJudge:
         engine, renderer = self._model(policies)
         return await ask(engine, renderer, messages, task_id=task.id, max_tokens=self._config.max_tokens)
 
-    async def close(self) -> None:
-        """Closes the connections to the endpoint."""
-        if self._endpoint is not None:
-            await self._endpoint.close()
-
     def _model(self, policies: Mapping[str, HostedModel]) -> tuple[Engine, Renderer]:
-        if self._endpoint is not None:
-            return self._endpoint, TextRenderer()
+        if self.endpoint is not None:
+            return self.endpoint, TextRenderer()
         hosted = policies.get(self._config.policy)
         if hosted is None:
             raise RolloutError(

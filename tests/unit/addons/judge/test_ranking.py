@@ -2,7 +2,7 @@
 
 import pytest
 
-from astraflow.addons.judge.ranking import Method, orders, read_ranks, standings, verdicts_in
+from astraflow.addons.judge.ranking import Method, observations, orders, read_ranks, values, verdicts_in
 
 
 def test_every_pair_is_shown_in_both_orders() -> None:
@@ -35,30 +35,32 @@ def test_a_reply_is_read_or_unclear(
     assert read_ranks(reply, num, method) == ranks
 
 
+def shares(num: int, verdicts: dict[tuple[int, int], float]) -> dict[str, float]:
+    seen: dict[str, list[bool]] = {}
+    for name, holds in observations(num, verdicts):
+        seen.setdefault(name, []).append(holds)
+    return {name: sum(cases) / len(cases) for name, cases in seen.items()}
+
+
 def test_an_answer_is_worth_the_share_of_the_others_that_it_beats() -> None:
-    found = standings(3, verdicts_in((0, 1, 2), (1, 0, 1)) | verdicts_in((2, 1, 0), (1, 0, 1)))
-    assert found.values == (0.25, 1.0, 0.25)
-    assert (found.num_pairs, found.ties, found.twice, found.flips) == (3, 1, 3, 0)
-    assert (found.decided, found.first) == (4, 2)
+    verdicts = verdicts_in((0, 1, 2), (1, 0, 1)) | verdicts_in((2, 1, 0), (1, 0, 1))
+    assert values(3, verdicts) == [0.25, 1.0, 0.25]
+    assert shares(3, verdicts) == {"judge_ties": 1 / 3, "judge_flips": 0.0, "judge_first": 0.5}
 
 
 def test_a_judge_that_prefers_what_it_sees_first_cancels_itself_out() -> None:
     verdicts = {pair: value for shown in orders(4, "pairs") for pair, value in verdicts_in(shown, (0, 1)).items()}
-    found = standings(4, verdicts)
-    assert found.values == (0.5,) * 4
-    assert (found.twice, found.flips, found.ties) == (6, 6, 6)
-    assert (found.decided, found.first) == (12, 12)
+    assert values(4, verdicts) == [0.5] * 4
+    assert shares(4, verdicts) == {"judge_ties": 1.0, "judge_flips": 1.0, "judge_first": 1.0}
 
 
 def test_a_bias_in_some_pairs_shows_as_their_share() -> None:
     verdicts = verdicts_in((0, 1, 2), (0, 1, 2)) | verdicts_in((2, 1, 0), (2, 1, 0))
     verdicts[1, 0] = 1.0  # prefers the first of this pair in either order
-    found = standings(3, verdicts)
-    assert (found.flips, found.twice) == (1, 3)
-    assert found.values == (0.75, 0.75, 0.0)
+    assert shares(3, verdicts)["judge_flips"] == 1 / 3
+    assert values(3, verdicts) == [0.75, 0.75, 0.0]
 
 
 def test_a_pair_is_decided_by_the_order_that_was_read_and_even_without_one() -> None:
-    found = standings(3, {(0, 1): 1.0})
-    assert found.values == (0.75, 0.25, 0.5)
-    assert (found.num_pairs, found.twice, found.flips, found.ties) == (1, 0, 0, 0)
+    assert values(3, {(0, 1): 1.0}) == [0.75, 0.25, 0.5]
+    assert shares(3, {(0, 1): 1.0}) == {"judge_ties": 0.0, "judge_first": 1.0}
