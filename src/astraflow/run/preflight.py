@@ -32,12 +32,12 @@ from astraflow.recipe.model_checks import check_family, check_model, is_to_be_fe
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.resume import check_resume
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.recipe.run_plan import eval_rules, named_uses, scoring_tasks, uses
+from astraflow.recipe.run_plan import eval_rules, named_uses, uses
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
 from astraflow.recipe.trackers import check_tracker
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
 from astraflow.run.checks import Check, Examined, Finding, Phase, make_checks
-from astraflow.tasks.config import RewardConfig, TasksConfig, TaskSourceConfig, judges_of
+from astraflow.tasks.config import RewardConfig, TasksConfig, TaskSourceConfig
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import tasks_to_check

@@ -241,12 +241,13 @@ def _load(config: Use, where: str) -> Callable[..., Any]:
     return target
 
 
-def make_own_reward(config: Use, *, where: str) -> OwnReward:
+def make_own_reward(config: Use, *, where: str, form: RewardForm | None = None) -> OwnReward:
     """Loads the function. `where`: its place in the recipe. Raises: ConfigError."""
     target = _load(config, where)
+    form = form or _form_of(config)
     if not isinstance(target, type):
-        return OwnReward(target, config.args, _form_of(config))
-    return OwnReward(cast("Callable[..., object]", target(**config.args)), {}, _form_of(config))
+        return OwnReward(target, config.args, form)
+    return OwnReward(cast("Callable[..., object]", target(**config.args)), {}, form)
 
 
 def check_own_reward(config: Use, columns: Collection[str] | None, *, where: str) -> None:

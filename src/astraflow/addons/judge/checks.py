@@ -61,8 +61,8 @@ def _check_scores_one(use: Use, where: str) -> None:
         names = [name for name in inspect.signature(called).parameters if name != "self"]
     if names[1:2] == ["texts"]:
         raise ConfigError(
-            f"{where}.use = {use.use!r} takes `texts`, so it compares answers, but a reward gets one answer at "
-            f"a time; write workflow: {{name: compare_answers, compare: {{use: {use.use!r}}}}}"
+            f"{where}.use = {use.use!r} takes `texts`, so it compares answers, but a reward gets one answer; "
+            f"write workflow: {{name: compare_answers, compare: {{use: {use.use!r}}}}}"
         )
 
 

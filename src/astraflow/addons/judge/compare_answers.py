@@ -15,7 +15,7 @@ from statistics import fmean
 from astraflow.addons.inference_servers.openai_engine import TextRenderer
 from astraflow.addons.judge.compare_config import CompareAnswersConfig, RankConfig
 from astraflow.addons.judge.group_function import GroupScorer
-from astraflow.addons.judge.judge import JudgeConnection, ask, fill
+from astraflow.addons.judge.judge import JudgeConnection, fill
 from astraflow.addons.judge.ranking import ENDINGS, observations, orders, read_ranks, values, verdicts_in
 from astraflow.errors import RolloutError
 from astraflow.types import Message
@@ -47,8 +47,8 @@ class CompareAnswers:
         await self._comparer.close()
 
     async def __call__(self, task: ScoredTask, policies: Policies) -> Rewards:
-        """Rewards each answer with its value, plus `reward_weight` times its own score. The episode's score is
-        the mean of the answers' own scores.
+        """Rewards each answer with its value, plus `reward_weight` times its own score, the mean of which is
+        the episode's score.
 
         Metrics of a judge: those of `ranking.observations`, as shares; `judge_unread`, share of the questions
         without a clear verdict; `judge_calls` and `judge_tokens`, questions and the tokens of the replies.
@@ -69,14 +69,8 @@ class CompareAnswers:
         return rewards
 
 
-class RankingJudge(JudgeConnection):
+class RankingJudge(JudgeConnection[RankConfig]):
     """Asks a judge to compare answers."""
-
-    def __init__(self, config: RankConfig) -> None:
-        super().__init__(config)
-        self._config = config
-        self._num_reported = 0
-        """Tokens of the endpoint's replies that the metrics of episodes have reported."""
 
     async def values(
         self, task: ScoredTask, policies: Policies, answers: Sequence[Completion], rewards: Rewards
@@ -90,9 +84,7 @@ class RankingJudge(JudgeConnection):
         replies = await in_parallel(self._ask(task, policies, (question,)) for question in asked)
         # All second questions follow all first ones, so that the episode's requests have a fixed order.
         unclear = [i for i, (reply, _) in enumerate(replies) if read(reply) is None]
-        second = await in_parallel(
-            self._ask_again(task, policies, asked[i], replies[i][0]) for i in unclear
-        )
+        second = await in_parallel(self._ask_again(task, policies, asked[i], replies[i][0]) for i in unclear)
         final = dict(enumerate(replies)) | dict(zip(unclear, second, strict=True))
         ranks = [read(final[i][0]) for i in range(len(questions))]
         cases = {"judge_unread": [given is None for given in ranks]}
@@ -108,7 +100,8 @@ class RankingJudge(JudgeConnection):
         for metric, held in cases.items():
             rewards.add_metric(metric, fmean(held))
         rewards.add_metric("judge_calls", len(replies) + len(second), "sum")
-        rewards.add_metric("judge_tokens", self._take_tokens(replies + second), "sum")
+        num_tokens = sum(num for _, num in replies + second) + self.take_tokens()
+        rewards.add_metric("judge_tokens", num_tokens, "sum")
         return [total / sum(config.criteria.values()) for total in totals]
 
     def _question(
@@ -138,20 +131,10 @@ class RankingJudge(JudgeConnection):
     async def _ask(
         self, task: ScoredTask, policies: Policies, messages: Sequence[Message]
     ) -> tuple[str, int]:
-        """Returns the reply without its reasoning, and its tokens if a policy gave it. Raises: RolloutError."""
-        if self.endpoint is not None:
-            most = self._config.max_tokens
-            reply = await ask(self.endpoint, TextRenderer(), messages, task_id=task.id, max_tokens=most)
-            return reply, 0
+        """Returns the reply without its reasoning, and the tokens of a policy's. Raises: RolloutError."""
+        if self._endpoint is not None:
+            return await self._reply((self._endpoint, TextRenderer()), messages, task.id), 0
         completion = await policies[self._config.policy].chat(messages, role="judge")
         if completion.finish_reason == "abort":
             raise RolloutError(f"task {task.id}: the judge's engine aborted its reply")
         return completion.reply, completion.num_tokens
-
-    def _take_tokens(self, replies: Sequence[tuple[str, int]]) -> int:
-        """The tokens of the replies. An endpoint counts those of all episodes; then it is what is new."""
-        if self.endpoint is None:
-            return sum(num for _, num in replies)
-        before = self._num_reported
-        self._num_reported = self.endpoint.capacity().generated_tokens
-        return self._num_reported - before

@@ -1,31 +1,30 @@
 """Calls users' functions that score a whole group of answers at a time.
 
-A function `score_group(task, texts, ...)` gets the task, all completions, and columns by name. One in the form
-`trl` gets lists with an entry per answer: `prompts`, `completions`, `answer`, and columns.
-`replies` are the completions without their reasoning. The functions run where other rewards run: in a scoring
-process, under a deadline.
+A function `score_group(task, texts, ...)` gets the task, all completions, and columns by name. One in the
+form `trl` gets lists with an entry per answer: `prompts`, `completions`, `answer`, and columns. `replies` are
+the completions without their reasoning. The functions run in a scoring process, under a deadline.
 """
 
 import base64
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, cast
 
-from astraflow.config import Use, load_component
+from astraflow.config import Use
 from astraflow.errors import DataError
 from astraflow.protocols import ScoringCall
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.tasks.config import JsonlSourceConfig, TasksConfig, TrlReward
-from astraflow.tasks.own_rewards import OwnReward, RewardForm, TrlForm
+from astraflow.tasks.own_rewards import RewardForm, TrlForm, make_own_reward
 from astraflow.types import Task
 from astraflow.types.bounds import as_number
 from astraflow.types.model_text import without_reasoning
 from astraflow.types.row_columns import Row
 
-__all__ = ["GroupFunction", "GroupScorer"]
+__all__ = ["GroupFunction", "GroupScorer", "encode_texts"]
 
 
 class GroupScorer:
@@ -51,7 +50,7 @@ class GroupScorer:
 
     async def values(self, task: Task, texts: Sequence[str]) -> list[float]:
         """One value per text. Raises: as `ScoringPool.score`."""
-        score = await self._pool.score(task, _encode(texts))
+        score = await self._pool.score(task, encode_texts(texts))
         return [score.parts[f"reward/{i}"] for i in range(len(texts))]
 
 
@@ -62,12 +61,8 @@ class GroupFunction:
     """
 
     def __init__(self, use: str, form: str, args: Mapping[str, Any]) -> None:
-        config = Use(use=use, args=dict(args))
-        target: Callable[..., Any] = load_component(config, where="workflow.compare")
-        if isinstance(target, type):
-            target = cast("Callable[..., Any]", target(**args))
-            args = {}
-        self._function = OwnReward(target, args, _TrlGroupForm() if form == "trl" else _GroupForm())
+        made = _TrlGroupForm() if form == "trl" else _GroupForm()
+        self._function = make_own_reward(Use(use=use, args=dict(args)), where="workflow.compare", form=made)
 
     def __call__(self, task: Task, text: str) -> object:
         """The values, or an awaitable of them. Raises: DataError if there isn't one number per text."""
@@ -99,7 +94,7 @@ class _TrlGroupForm(TrlForm):
         return returned
 
 
-def _encode(texts: Sequence[str]) -> str:
+def encode_texts(texts: Sequence[str]) -> str:
     """The texts as one without tags, because scoring looks for reasoning in what it gets."""
     return base64.b64encode(json.dumps([*texts]).encode()).decode()
 
@@ -121,5 +116,7 @@ def _named(returned: object, num: int) -> dict[str, float]:
         given = []
     values = [value for value in given if value is not None]
     if len(values) != num or len(given) != num:
-        raise DataError(f"it returned {str(returned)[:200]!r} for {num} answers; expected a list of {num} numbers")
+        raise DataError(
+            f"it returned {str(returned)[:200]!r} for {num} answers; expected a list of {num} numbers"
+        )
     return {"score": fmean(values), **{str(i): value for i, value in enumerate(values)}}

@@ -49,7 +49,9 @@ def test_an_answer_is_worth_the_share_of_the_others_that_it_beats() -> None:
 
 
 def test_a_judge_that_prefers_what_it_sees_first_cancels_itself_out() -> None:
-    verdicts = {pair: value for shown in orders(4, "pairs") for pair, value in verdicts_in(shown, (0, 1)).items()}
+    verdicts = {
+        pair: value for shown in orders(4, "pairs") for pair, value in verdicts_in(shown, (0, 1)).items()
+    }
     assert values(4, verdicts) == [0.5] * 4
     assert shares(4, verdicts) == {"judge_ties": 1.0, "judge_flips": 1.0, "judge_first": 1.0}
 
