@@ -506,7 +506,4 @@ def all_checks() -> Sequence[Check]:
 
 
 def _of_recipe(name: str, check: Callable[[Recipe], object]) -> Check:
-    def look(examined: Examined) -> object:
-        return check(examined.recipe)
-
-    return Check(name, _PARTS, look)
+    return Check(name, _PARTS, lambda examined: check(examined.recipe))

@@ -28,7 +28,7 @@ from astraflow.types import Message, Task
 from astraflow.types.row_columns import Row, row_of
 from astraflow.user_input.mistakes import nearest_hint
 
-__all__ = ["OwnReward", "RewardForm", "TrlForm", "check_own_reward", "make_own_reward"]
+__all__ = ["OwnReward", "RewardForm", "TrlForm", "check_own_reward", "make_own_reward", "read_parameters"]
 
 _ONLY_IN_TRL = {
     "trainer_state": "rewards run apart from the trainer, and can't depend on its step",
@@ -50,7 +50,7 @@ class OwnReward(Scorer):
         self._function = function
         self._args = args
         self._form = form
-        self._parameters = _read_parameters(function)
+        self._parameters = read_parameters(function)
 
     @property
     def is_async(self) -> bool:
@@ -200,7 +200,7 @@ class _Parameters:
         return self.takes_any or name in self.names
 
 
-def _read_parameters(function: Callable[..., object]) -> _Parameters:
+def read_parameters(function: Callable[..., object]) -> _Parameters:
     """Reads the parameters of a function, or of the instances of a class."""
     try:
         parameters = list(inspect.signature(_instance_method(function)).parameters.values())
@@ -258,7 +258,7 @@ def check_own_reward(config: Use, columns: Collection[str] | None, *, where: str
     """
     target = _load(config, where)
     form = _form_of(config)
-    parameters = _read_parameters(target)
+    parameters = read_parameters(target)
     _check_form(config, parameters, where)
     if columns is None:
         return

@@ -1,10 +1,5 @@
 """Checks before a run that judges are frozen, and that functions that compare answers get several."""
 
-import inspect
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
-
 from astraflow.addons.judge.compare_config import CompareAnswersConfig, RankConfig
 from astraflow.config import Use, load_component
 from astraflow.errors import ConfigError
@@ -13,7 +8,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import named_uses, scoring_tasks
 from astraflow.run.checks import Check, Examined
 from astraflow.tasks.config import judges_of
-from astraflow.tasks.own_rewards import check_own_reward
+from astraflow.tasks.own_rewards import check_own_reward, read_parameters
 from astraflow.tasks.variants import RowsConfig
 from astraflow.user_input.mistakes import hint
 
@@ -32,9 +27,9 @@ def _check_judges(examined: Examined) -> None:
                 examined.collect("judges", _check_scores_one, use, place)
     for workflow in built_in_workflows(recipe):
         compare = workflow.compare if isinstance(workflow, CompareAnswersConfig) else None
-        if isinstance(compare, RankConfig):
+        if isinstance(compare, RankConfig) and compare.policy in recipe.policies:
             examined.collect("judges", _check_frozen, recipe, _COMPARE, compare.policy)
-        elif compare is not None and compare.use not in examined.broken:
+        elif isinstance(compare, Use) and compare.use not in examined.broken:
             examined.collect("judges", _check_function, recipe, compare)
 
 
@@ -54,12 +49,7 @@ def _check_frozen(recipe: Recipe, where: str, name: str) -> None:
 
 def _check_scores_one(use: Use, where: str) -> None:
     """Raises: ConfigError if a function compares answers, but gets one at a time."""
-    target: Callable[..., Any] = load_component(use, where=where)
-    called = vars(target).get("__call__", target) if isinstance(target, type) else target
-    names: list[str] = []
-    with suppress(ValueError):  # a function written in C may have no signature
-        names = [name for name in inspect.signature(called).parameters if name != "self"]
-    if names[1:2] == ["texts"]:
+    if read_parameters(load_component(use, where=where)).first[1:2] == ("texts",):
         raise ConfigError(
             f"{where}.use = {use.use!r} takes `texts`, so it compares answers, but a reward gets one answer; "
             f"write workflow: {{name: compare_answers, compare: {{use: {use.use!r}}}}}"

@@ -2,19 +2,17 @@
 
     answers (in parallel) -> the recipe's reward -> a judge or a function compares them -> Rewards
 
-The answers of one episode are a whole group, so they meet in one process, and a killed service loses all of
-them or none. A judge that fails, or a function, fails the episode, which is tried again. A reply without a
-verdict is asked for once more, then left out and counted. A policy that judges holds its conversations in the
-episode, where its words can be read; they are never trained.
+An episode is a whole group, so a killed service loses all answers or none. A judge that fails, or a function,
+fails the episode. A reply without a verdict is left out and counted. The words of a policy that judges can be
+read in the episode; they are never trained.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from statistics import fmean
 
 from astraflow.addons.inference_servers.openai_engine import TextRenderer
 from astraflow.addons.judge.compare_config import CompareAnswersConfig, RankConfig
-from astraflow.addons.judge.group_function import GroupScorer
+from astraflow.addons.judge.group_function import encode_texts, make_group_pool
 from astraflow.addons.judge.judge import JudgeConnection, fill
 from astraflow.addons.judge.ranking import ENDINGS, observations, orders, read_ranks, values, verdicts_in
 from astraflow.errors import RolloutError
@@ -28,18 +26,16 @@ __all__ = ["CompareAnswers"]
 class CompareAnswers:
     """Runs the episodes of a service. Implements `OpenWorkflow`.
 
-    Example: `workflow = CompareAnswers(config)`; `await workflow.open()`;
-    `rewards = await workflow(task, policies)`; `await workflow.close()`.
+    Example: `rewards = await workflow(task, policies)`, after `await workflow.open()`.
     """
 
     def __init__(self, config: CompareAnswersConfig) -> None:
         self._config = config
-        compare = config.compare
-        self._comparer = RankingJudge(compare) if isinstance(compare, RankConfig) else GroupScorer(compare)
+        how = config.compare
+        self._comparer = RankingJudge(how) if isinstance(how, RankConfig) else make_group_pool(how)
 
     async def open(self) -> None:
-        """Connects to the judge's endpoint, or starts the process of the function. Raises: ConfigError;
-        UnavailableError if the endpoint is down."""
+        """Connects to the endpoint, or starts the process. Raises: ConfigError; UnavailableError."""
         await self._comparer.start()
 
     async def close(self) -> None:
@@ -59,12 +55,13 @@ class CompareAnswers:
         answers = await in_parallel(chat.say(task.prompt) for chat in chats)
         scores = await in_parallel(task.score(answer.text) for answer in answers)
         rewards = Rewards()
-        if isinstance(self._comparer, GroupScorer):
-            compared = await self._comparer.values(task.task, [answer.text for answer in answers])
-        else:
+        if isinstance(self._comparer, RankingJudge):
             compared = await self._comparer.values(task, policies, answers, rewards)
-        for chat, value, score in zip(chats, compared, scores, strict=True):
-            rewards.add(chat, value + config.reward_weight * score)
+        else:
+            score = await self._comparer.score(task.task, encode_texts([answer.text for answer in answers]))
+            compared = [score.parts[f"reward/{i}"] for i in range(len(answers))]
+        for chat, value, own in zip(chats, compared, scores, strict=True):
+            rewards.add(chat, value + config.reward_weight * own)
         rewards.set_score(fmean(scores))
         return rewards
 
@@ -79,14 +76,12 @@ class RankingJudge(JudgeConnection[RankConfig]):
         config = self._config
         num = len(answers)
         questions = [(name, shown) for name in config.criteria for shown in orders(num, config.method)]
-        read = partial(read_ranks, num=len(questions[0][1]), method=config.method)
-        asked = [self._question(task, answers, *question) for question in questions]
-        replies = await in_parallel(self._ask(task, policies, (question,)) for question in asked)
-        # All second questions follow all first ones, so that the episode's requests have a fixed order.
-        unclear = [i for i, (reply, _) in enumerate(replies) if read(reply) is None]
-        second = await in_parallel(self._ask_again(task, policies, asked[i], replies[i][0]) for i in unclear)
-        final = dict(enumerate(replies)) | dict(zip(unclear, second, strict=True))
-        ranks = [read(final[i][0]) for i in range(len(questions))]
+        prompts = [self._question(task, answers, *question) for question in questions]
+        replies = await in_parallel(self._ask(task, policies, prompt) for prompt in prompts)
+        ranks = [
+            read_ranks(reply, len(shown), config.method)
+            for (reply, _), (_, shown) in zip(replies, questions, strict=True)
+        ]
         cases = {"judge_unread": [given is None for given in ranks]}
         totals = [0.0] * num
         for criterion, weight in config.criteria.items():
@@ -99,9 +94,8 @@ class RankingJudge(JudgeConnection[RankConfig]):
                 cases.setdefault(metric, []).append(holds)
         for metric, held in cases.items():
             rewards.add_metric(metric, fmean(held))
-        rewards.add_metric("judge_calls", len(replies) + len(second), "sum")
-        num_tokens = sum(num for _, num in replies + second) + self.take_tokens()
-        rewards.add_metric("judge_tokens", num_tokens, "sum")
+        rewards.add_metric("judge_calls", len(replies), "sum")
+        rewards.add_metric("judge_tokens", sum(num for _, num in replies) + self.take_tokens(), "sum")
         return [total / sum(config.criteria.values()) for total in totals]
 
     def _question(
@@ -112,29 +106,14 @@ class RankingJudge(JudgeConnection[RankConfig]):
             for number, i in enumerate(shown, start=1)
         )
         texts = {"prompt": task.prompt, "answer": task.answer, "answers": listing, "criterion": criterion}
-        ending = f"End with {ENDINGS[self._config.method]}"
-        return Message(role="user", content=f"{fill(self._config.prompt, texts)} {ending}")
+        content = f"{fill(self._config.prompt, texts)} {ENDINGS[self._config.method]}"
+        return Message(role="user", content=content)
 
-    async def _ask_again(
-        self, task: ScoredTask, policies: Policies, question: Message, reply: str
-    ) -> tuple[str, int]:
-        """Asks for the verdict alone. The reply is empty if the longer conversation is refused."""
-        again = Message(role="user", content=f"Reply with only {ENDINGS[self._config.method]}")
-        try:
-            said = Message(role="assistant", content=reply)
-            return await self._ask(task, policies, (question, said, again))
-        except RolloutError as err:
-            if err.is_retryable:
-                raise
-            return "", 0
-
-    async def _ask(
-        self, task: ScoredTask, policies: Policies, messages: Sequence[Message]
-    ) -> tuple[str, int]:
+    async def _ask(self, task: ScoredTask, policies: Policies, question: Message) -> tuple[str, int]:
         """Returns the reply without its reasoning, and the tokens of a policy's. Raises: RolloutError."""
         if self._endpoint is not None:
-            return await self._reply((self._endpoint, TextRenderer()), messages, task.id), 0
-        completion = await policies[self._config.policy].chat(messages, role="judge")
+            return await self._reply((self._endpoint, TextRenderer()), (question,), task.id), 0
+        completion = await policies[self._config.policy].chat((question,), role="judge")
         if completion.finish_reason == "abort":
             raise RolloutError(f"task {task.id}: the judge's engine aborted its reply")
         return completion.reply, completion.num_tokens

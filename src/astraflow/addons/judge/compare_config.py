@@ -65,10 +65,7 @@ class CompareAnswersConfig(PolicyRoles):
     def _has_answers_to_compare(self) -> Self:
         if self.answers < 2:
             what = self.compare.name if isinstance(self.compare, RankConfig) else self.compare.use
-            raise ValueError(
-                f"answers = {self.answers}: {what!r} compares the answers of a group, so one answer has "
-                "nothing to be compared with; set 2 or more (8 is usual)"
-            )
+            raise ValueError(f"answers = {self.answers}: {what!r} compares answers; set 2 or more")
         return self
 
     @property

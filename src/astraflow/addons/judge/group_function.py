@@ -8,7 +8,7 @@ the completions without their reasoning. The functions run in a scoring process,
 import base64
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, cast
@@ -24,34 +24,16 @@ from astraflow.types.bounds import as_number
 from astraflow.types.model_text import without_reasoning
 from astraflow.types.row_columns import Row
 
-__all__ = ["GroupFunction", "GroupScorer", "encode_texts"]
+__all__ = ["GroupFunction", "encode_texts", "make_group_pool"]
 
 
-class GroupScorer:
-    """Scores groups with a user's function, in a scoring process.
-
-    Example: after `await scorer.start()`, `await scorer.values(task, ["5", "four"])` is one value per text.
-    """
-
-    def __init__(self, config: Use) -> None:
-        form = "trl" if isinstance(config, TrlReward) else "use"
-        function = f"{GroupFunction.__module__}:{GroupFunction.__name__}"
-        reward = Use(use=function, args={"use": config.use, "form": form, "args": config.args})
-        # The pool needs a source, but it reads no tasks.
-        self._pool = ScoringPool(TasksConfig(sources={"none": JsonlSourceConfig(path="")}, reward=reward))
-
-    async def start(self) -> None:
-        """Starts the process. Raises: ConfigError if the function can't be loaded there."""
-        await self._pool.start()
-
-    async def close(self) -> None:
-        """Ends the process."""
-        await self._pool.close()
-
-    async def values(self, task: Task, texts: Sequence[str]) -> list[float]:
-        """One value per text. Raises: as `ScoringPool.score`."""
-        score = await self._pool.score(task, encode_texts(texts))
-        return [score.parts[f"reward/{i}"] for i in range(len(texts))]
+def make_group_pool(config: Use) -> ScoringPool:
+    """Makes the pool that calls a function with `encode_texts(texts)`. Part `reward/i` is text i's value."""
+    form = "trl" if isinstance(config, TrlReward) else "use"
+    function = f"{GroupFunction.__module__}:{GroupFunction.__name__}"
+    reward = Use(use=function, args={"use": config.use, "form": form, "args": config.args})
+    # The pool needs a source, but it reads no tasks.
+    return ScoringPool(TasksConfig(sources={"none": JsonlSourceConfig(path="")}, reward=reward))
 
 
 class GroupFunction:
@@ -109,11 +91,8 @@ async def _await_values(returned: Any, num: int) -> object:
 
 def _named(returned: object, num: int) -> dict[str, float]:
     """The values by position, and their mean as the score. Raises: DataError."""
-    is_list = not isinstance(returned, str | Mapping)
-    try:
-        given = [as_number(value) for value in cast("Any", returned)] if is_list else []
-    except TypeError:  # not iterable
-        given = []
+    is_list = isinstance(returned, Iterable) and not isinstance(returned, str | Mapping)
+    given = [as_number(value) for value in cast("Any", returned)] if is_list else []
     values = [value for value in given if value is not None]
     if len(values) != num or len(given) != num:
         raise DataError(

@@ -15,10 +15,10 @@ __all__ = ["ENDINGS", "Method", "observations", "orders", "read_ranks", "values"
 
 Method = Literal["pairs", "list"]
 ENDINGS = {
-    "pairs": "the number of the better answer, 1 or 2, or with: tie.",
-    "list": "one line that ranks all answers from best to worst, such as 2 > 3 = 1 (= means equally good).",
+    "pairs": "End with the number of the better answer, 1 or 2, or with: tie.",
+    "list": "End with a line that ranks all answers from best to worst, such as 2 > 3 = 1 (= means equal).",
 }
-"""The form of a verdict, as the judge is told it: `End with` this."""
+"""What the judge is told about the form of its verdict."""
 _CHOICES = {"1": (0, 1), "2": (1, 0), "tie": (0, 0)}
 """Ranks of the two answers that a pair's verdict names; 0 is the best."""
 _RANKING = re.compile(r"(?<![\d.])\d{1,2}(?:\s{0,9}[>=]\s{0,9}\d{1,2})+(?![\d.]*\d)")
