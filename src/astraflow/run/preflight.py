@@ -506,4 +506,7 @@ def all_checks() -> Sequence[Check]:
 
 
 def _of_recipe(name: str, check: Callable[[Recipe], object]) -> Check:
-    return Check(name, _PARTS, lambda examined: check(examined.recipe))
+    def look(examined: Examined) -> object:
+        return check(examined.recipe)
+
+    return Check(name, _PARTS, look)

@@ -91,11 +91,10 @@ async def _await_values(returned: Any, num: int) -> object:
 
 def _named(returned: object, num: int) -> dict[str, float]:
     """The values by position, and their mean as the score. Raises: DataError."""
+    shown = str(returned)[:200]
     is_list = isinstance(returned, Iterable) and not isinstance(returned, str | Mapping)
     given = [as_number(value) for value in cast("Any", returned)] if is_list else []
     values = [value for value in given if value is not None]
     if len(values) != num or len(given) != num:
-        raise DataError(
-            f"it returned {str(returned)[:200]!r} for {num} answers; expected a list of {num} numbers"
-        )
+        raise DataError(f"it returned {shown!r} for {num} answers; expected a list of {num} numbers")
     return {"score": fmean(values), **{str(i): value for i, value in enumerate(values)}}
