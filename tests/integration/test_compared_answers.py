@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.judge.compare_answers import CompareAnswers
-from astraflow.addons.judge.compare_config import CompareAnswersConfig
+from astraflow.addons.judge.compare.compare_answers import CompareAnswers
+from astraflow.addons.judge.compare.config import CompareAnswersConfig
 from astraflow.addons.one_process.in_one_process import train_in_one_process
 from astraflow.config import Use
 from astraflow.errors import RolloutError

@@ -1,1 +1,1 @@
-"""Judges: the reward `judge`, and the workflow `compare_answers`, whose judge or function ranks answers."""
+"""Judges: the reward `judge`, and the workflow `compare_answers`, which ranks answers."""

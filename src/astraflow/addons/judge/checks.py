@@ -1,6 +1,6 @@
 """Checks before a run that judges are frozen, and that functions that compare answers get several."""
 
-from astraflow.addons.judge.compare_config import CompareAnswersConfig, RankConfig
+from astraflow.addons.judge.compare.config import CompareAnswersConfig, RankConfig
 from astraflow.config import Use, load_component
 from astraflow.errors import ConfigError
 from astraflow.recipe.access import built_in_workflows

@@ -2,7 +2,14 @@
 
 import pytest
 
-from astraflow.addons.judge.ranking import Method, observations, orders, read_ranks, values, verdicts_in
+from astraflow.addons.judge.compare.ranking import (
+    Method,
+    observations,
+    orders,
+    read_ranks,
+    values,
+    verdicts_in,
+)
 
 
 def test_every_pair_is_shown_in_both_orders() -> None:

@@ -11,10 +11,17 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from astraflow.addons.inference_servers.openai_engine import TextRenderer
-from astraflow.addons.judge.compare_config import CompareAnswersConfig, RankConfig
-from astraflow.addons.judge.group_function import encode_texts, make_group_pool
+from astraflow.addons.judge.compare.config import CompareAnswersConfig, RankConfig
+from astraflow.addons.judge.compare.group_function import encode_texts, make_group_pool
+from astraflow.addons.judge.compare.ranking import (
+    ENDINGS,
+    observations,
+    orders,
+    read_ranks,
+    values,
+    verdicts_in,
+)
 from astraflow.addons.judge.judge import JudgeConnection, fill
-from astraflow.addons.judge.ranking import ENDINGS, observations, orders, read_ranks, values, verdicts_in
 from astraflow.errors import RolloutError
 from astraflow.types import Message
 from astraflow.workflows.conversation import Completion, Policies, Rewards, ScoredTask

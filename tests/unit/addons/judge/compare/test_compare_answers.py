@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from astraflow.addons.judge.compare_answers import CompareAnswers
-from astraflow.addons.judge.compare_config import CompareAnswersConfig
-from astraflow.addons.judge.group_function import GroupFunction, encode_texts
+from astraflow.addons.judge.compare.compare_answers import CompareAnswers
+from astraflow.addons.judge.compare.config import CompareAnswersConfig
+from astraflow.addons.judge.compare.group_function import GroupFunction, encode_texts
 from astraflow.config import Config, parse_config
 from astraflow.errors import ConfigError, DataError, RolloutError
 from astraflow.recipe.access import network_modules

@@ -80,6 +80,6 @@ class CompareAnswersConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """Makes the workflow."""
-        from astraflow.addons.judge.compare_answers import CompareAnswers
+        from astraflow.addons.judge.compare.compare_answers import CompareAnswers
 
         return CompareAnswers(self)
