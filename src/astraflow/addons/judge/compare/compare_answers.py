@@ -27,7 +27,7 @@ from astraflow.types import Message
 from astraflow.workflows.conversation import Completion, Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import in_parallel, policy_at
 
-__all__ = ["CompareAnswers"]
+__all__ = ["CompareAnswers", "RankingJudge"]
 
 
 class CompareAnswers:
