@@ -32,12 +32,12 @@ from astraflow.recipe.model_checks import check_family, check_model, is_to_be_fe
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.resume import check_resume
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.recipe.run_plan import eval_rules, named_uses, scoring_tasks, uses
+from astraflow.recipe.run_plan import eval_rules, named_uses, uses
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
 from astraflow.recipe.trackers import check_tracker
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
 from astraflow.run.checks import Check, Examined, Finding, Phase, make_checks
-from astraflow.tasks.config import RewardConfig, TasksConfig, TaskSourceConfig, judges_of
+from astraflow.tasks.config import RewardConfig, TasksConfig, TaskSourceConfig
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import tasks_to_check
@@ -246,7 +246,8 @@ def _check_training(examined: Examined) -> None:
     for name in examined.sound:
         policy = recipe.policies[name]
         examined.collect(f"model of {name}", check_family, name, policy, recipe.rollout, exact=recipe.exact)
-    for name, policy in recipe.trained.items():
+    has_one_answer = isinstance(recipe.workflow, Use) or not recipe.workflow.compares_answers
+    for name, policy in recipe.trained.items() if has_one_answer else ():
         examined.collect("learning", _check_learns, name, policy)
     for policy in recipe.policies.values():
         if (offline := policy.train.auxiliary.offline) is not None:
@@ -293,25 +294,6 @@ def _open_sources(examined: Examined) -> None:
 def _counts_tokens(config: TaskSourceConfig) -> bool:
     """Returns whether a source counts the tokens of its prompts, and therefore needs a tokenizer."""
     return isinstance(config, PromptsConfig) and config.max_prompt_tokens > 0
-
-
-def _check_judges(examined: Examined) -> None:
-    """Checks that each judge is a policy whose weights don't change. Raises: ConfigError if one isn't."""
-    recipe = examined.recipe
-    for where, tasks in scoring_tasks(recipe).items():
-        for judge in judges_of(tasks).values():
-            name = judge.judging_policy
-            if not name:
-                continue
-            if name not in recipe.policies:
-                known = hint(name, list(recipe.policies))
-                raise ConfigError(f"{where}.reward: the judge {name!r} is not a policy{known}")
-            role = recipe.policies[name].role
-            if role != "frozen":
-                raise ConfigError(
-                    f"{where}.reward: the judge {name!r} is a policy with the role {role}; give it "
-                    "`role: frozen`, because scores of a judge that changes are not comparable"
-                )
 
 
 def _find_played_sources(recipe: Recipe) -> dict[str, TaskSourceConfig]:
@@ -494,7 +476,6 @@ CHECKS: Sequence[Check] = (
     Check("components", _PARTS, _check_components),
     Check("packages", _WHOLE, _check_added),
     Check("workflow", _WHOLE, _check_workflows),
-    Check("judges", _WHOLE, _check_judges),
     Check("lengths", _WHOLE, _check_lengths),
     Check("services of the engine", _WHOLE, _check_engine_services),
     Check("data", ("parts",), _open_lone_sources),

@@ -28,7 +28,7 @@ from astraflow.types import Message, Task
 from astraflow.types.row_columns import Row, row_of
 from astraflow.user_input.mistakes import nearest_hint
 
-__all__ = ["OwnReward", "check_own_reward", "make_own_reward"]
+__all__ = ["OwnReward", "RewardForm", "TrlForm", "check_own_reward", "make_own_reward", "read_parameters"]
 
 _ONLY_IN_TRL = {
     "trainer_state": "rewards run apart from the trainer, and can't depend on its step",
@@ -42,15 +42,15 @@ _ONLY_IN_TRL = {
 class OwnReward(Scorer):
     """A user's own reward function, with its arguments bound.
 
-    Example: `OwnReward(function, args, _Form())(ScoringCall(task, "5", "2+3=5"))` is what the function
+    Example: `OwnReward(function, args, RewardForm())(ScoringCall(task, "5", "2+3=5"))` is what the function
     returns.
     """
 
-    def __init__(self, function: Callable[..., object], args: Mapping[str, Any], form: "_Form") -> None:
+    def __init__(self, function: Callable[..., object], args: Mapping[str, Any], form: "RewardForm") -> None:
         self._function = function
         self._args = args
         self._form = form
-        self._parameters = _read_parameters(function)
+        self._parameters = read_parameters(function)
 
     @property
     def is_async(self) -> bool:
@@ -88,7 +88,7 @@ class OwnReward(Scorer):
         return self._form.result(await result)
 
 
-class _Form:
+class RewardForm:
     """The form of a reward function; this one is AstraFlow's, and the others are subclasses."""
 
     main = ""
@@ -115,7 +115,7 @@ class _Form:
         return returned
 
 
-class _TrlForm(_Form):
+class TrlForm(RewardForm):
     """TRL's form: lists with one entry, as there is one completion. A chat's entry is a list of messages."""
 
     main = "completions"
@@ -153,7 +153,7 @@ class _TrlForm(_Form):
         return value
 
 
-class _VerlForm(_Form):
+class _VerlForm(RewardForm):
     """verl's form: keyword arguments. `data_source` is the source's name in the recipe if it is not a
     column."""
 
@@ -175,10 +175,10 @@ def _answer(task: Task, row: Row) -> object:
     return task.answer if row.answer is None else row.answer
 
 
-def _form_of(config: Use) -> _Form:
+def _form_of(config: Use) -> RewardForm:
     if isinstance(config, TrlReward):
-        return _TrlForm()
-    return _VerlForm() if isinstance(config, VerlReward) else _Form()
+        return TrlForm()
+    return _VerlForm() if isinstance(config, VerlReward) else RewardForm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class _Parameters:
         return self.takes_any or name in self.names
 
 
-def _read_parameters(function: Callable[..., object]) -> _Parameters:
+def read_parameters(function: Callable[..., object]) -> _Parameters:
     """Reads the parameters of a function, or of the instances of a class."""
     try:
         parameters = list(inspect.signature(_instance_method(function)).parameters.values())
@@ -241,12 +241,13 @@ def _load(config: Use, where: str) -> Callable[..., Any]:
     return target
 
 
-def make_own_reward(config: Use, *, where: str) -> OwnReward:
+def make_own_reward(config: Use, *, where: str, form: RewardForm | None = None) -> OwnReward:
     """Loads the function. `where`: its place in the recipe. Raises: ConfigError."""
     target = _load(config, where)
+    form = form or _form_of(config)
     if not isinstance(target, type):
-        return OwnReward(target, config.args, _form_of(config))
-    return OwnReward(cast("Callable[..., object]", target(**config.args)), {}, _form_of(config))
+        return OwnReward(target, config.args, form)
+    return OwnReward(cast("Callable[..., object]", target(**config.args)), {}, form)
 
 
 def check_own_reward(config: Use, columns: Collection[str] | None, *, where: str) -> None:
@@ -257,14 +258,14 @@ def check_own_reward(config: Use, columns: Collection[str] | None, *, where: str
     """
     target = _load(config, where)
     form = _form_of(config)
-    parameters = _read_parameters(target)
+    parameters = read_parameters(target)
     _check_form(config, parameters, where)
     if columns is None:
         return
     args = () if isinstance(target, type) else config.args
     known = {*columns, *form.own, *args, *parameters.first[: form.num_positional]}
     for name in parameters.required:
-        if isinstance(form, _TrlForm) and (instead := _ONLY_IN_TRL.get(name)):
+        if isinstance(form, TrlForm) and (instead := _ONLY_IN_TRL.get(name)):
             raise ConfigError(
                 f"{where}.use = {config.use!r} has the parameter {name!r}, which only TRL gives: {instead}, "
                 "and give the parameter a default"
@@ -293,7 +294,7 @@ def _check_form(config: Use, parameters: _Parameters, where: str) -> None:
                 f"{where}.use = {config.use!r} has the parameter {name!r}, like functions in the form of "
                 f'{form}; write {{name: {form}, use: "{config.use}"}}'
             )
-    if parameters.num_positional < _Form.num_positional:
+    if parameters.num_positional < RewardForm.num_positional:
         raise ConfigError(
             f"{where}.use = {config.use!r} takes {parameters.num_positional:g} positional argument(s), but "
             "is called with a task and a text; write it as `def reward(task, text)`"

@@ -42,6 +42,8 @@ class WorkflowVariant(Variant):
     rewards_itself: ClassVar[bool] = False
     """Whether the workflow may reward episodes without the recipe's reward, which then need not fit the
     tasks."""
+    compares_answers: ClassVar[bool] = False
+    """Whether an episode has several answers to compare, so that a group may be one episode."""
 
     @property
     def call_parser(self) -> "ParserChoice | None":

@@ -1,1 +1,1 @@
-"""The reward `judge`: the verdict of a frozen policy of the run, or of a model at an endpoint."""
+"""Judges: the reward `judge`, and the workflow `compare_answers`, which ranks answers."""
