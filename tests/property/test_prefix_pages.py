@@ -4,11 +4,13 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from astraflow.rollout.engines import pages as page_pool
 from astraflow.rollout.engines.cache import PAGE, CacheShape, KvCache
 from astraflow.rollout.engines.pages import Page, Pages
 
@@ -20,6 +22,12 @@ texts = st.lists(st.integers(0, 1), max_size=CONTEXT - 1).map(tuple) | st.builds
     lambda same, rest: (0,) * same + tuple(rest), st.integers(0, 24), st.lists(st.integers(0, 1), max_size=7)
 )
 slots = st.integers(0, SLOTS - 1)
+
+
+@pytest.fixture(autouse=True)
+def kept_however_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the short sequences of these tests be kept."""
+    monkeypatch.setattr(page_pool, "LEAST_KEPT", 1)
 
 
 def most_common(kept: Iterable[Tokens], tokens: Tokens) -> int:

@@ -38,7 +38,8 @@ def test_a_copied_recipe_has_all_that_it_needs(
     for name, place in copies.specs_of(entry):
         assert load_mapping(tmp_path / place)["name"] == name
     assert {policy.model for policy in recipe.policies.values()} <= {
-        "./models/trained",  # exported from a run
+        "./models/trained",  # exported from a run, like the next one
+        "./models/sft",
         "./models/Qwen3-1.7B",
         "./models/Qwen3-8B",
         "./models/Qwen3-VL-2B-Instruct",
