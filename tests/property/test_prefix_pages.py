@@ -142,7 +142,11 @@ class Pool(RuleBasedStateMachine):
             seen.add(page)
 
 
-def test_whatever_is_found_was_kept_by_this_version_and_is_copied_exactly() -> None:
+@pytest.mark.parametrize("least", [1, 12])
+def test_whatever_is_found_was_kept_by_this_version_and_is_copied_exactly(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_pool, "LEAST_KEPT", least)
     run_state_machine_as_test(
         Pool,
         settings=settings(
