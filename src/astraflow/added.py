@@ -30,26 +30,35 @@ if TYPE_CHECKING:
     from astraflow.addons.hub.download import download_model
     from astraflow.addons.lending.sharing import make_lending_pool
     from astraflow.addons.lending.turns import SharedTurns
+    from astraflow.addons.lora.bases import AdapterPublisher
+    from astraflow.addons.lora.lora import Lora
     from astraflow.addons.one_process.half_run_command import run_only
     from astraflow.addons.one_process.trial import try_episode
     from astraflow.addons.pool.pool import SizedPool
     from astraflow.addons.s3_store.object_store import ObjectStore
     from astraflow.addons.tiny_models.spec_files import build_model
     from astraflow.addons.view.prometheus import prometheus_text
+    from astraflow.protocols import Engine
+    from astraflow.recipe.recipe import Recipe
     from astraflow.report.view import RunPage, ShownRun
+    from astraflow.rollout.policy_host import WeightFetcher
     from astraflow.rollout.renderer import ChatRenderer
+    from astraflow.types.host_tensors import WeightSnapshot
 
 __all__ = [
+    "AdapterPublisher",
     "ExpertRecorder",
     "Gateway",
     "InvariantForward",
     "InvariantLogprobs",
+    "Lora",
     "NodeGroup",
     "ObjectStore",
     "RouterReplay",
     "SharedTurns",
     "SizedPool",
     "audits",
+    "base_notes",
     "build_model",
     "call_format",
     "compiled",
@@ -65,21 +74,28 @@ __all__ = [
     "router_replay",
     "run_only",
     "runs",
+    "share_bases",
     "try_episode",
+    "with_bases",
 ]
 
 _PLACES = {
+    "AdapterPublisher": ("lora.bases:AdapterPublisher", "train.backend.lora"),
+    "BaseFetcher": ("lora.bases:BaseFetcher", "versions that consist of adapters"),
     "ExpertRecorder": ("experts.recorder:ExpertRecorder", "rollout.engine.record_experts"),
     "Gateway": ("agents.gateway.gateway:Gateway", "an endpoint for agent programs"),
     "InvariantForward": ("exact.engine_pass:InvariantForward", "exact: true"),
     "InvariantLogprobs": ("exact.trainer_pass:InvariantLogprobs", "exact: true"),
+    "Lora": ("lora.lora:Lora", "train.backend.lora"),
     "NodeGroup": ("cluster.node_group:NodeGroup", "train.nodes"),
     "ObjectStore": ("s3_store.object_store:ObjectStore", "a store in S3"),
     "RouterReplay": ("experts.replay:RouterReplay", "router replay"),
+    "SharedBases": ("lora.sharing:SharedBases", "adapters of one base"),
     "SharedTurns": ("lending.turns:SharedTurns", "cluster.lend"),
     "SizedPool": ("pool.pool:SizedPool", "cluster.max_services"),
     "audit_kept_caches": ("inference_servers.kept_caches:audit_kept_caches", "audit"),
     "audit_lending": ("lending.audit:audit_lending", "audit"),
+    "base_notes": ("lora.sharing:base_notes", "adapters of one base"),
     "best_page": ("export.best:make_keeper", "eval.best.metric"),
     "build_model": ("tiny_models.spec_files:build_model", "building a model"),
     "choose_renderer": ("renderers_lib.choice:choose_renderer", "renderer: library"),
@@ -131,6 +147,22 @@ def library_renderer(
 def router_replay(model: "Module") -> "RouterReplay | None":
     """Returns the replay of recorded experts; None if the model has no routers, or the add-on is left out."""
     return next((replay.of(model) for replay in _present("RouterReplay")), None)
+
+
+def base_notes(recipe: "Recipe") -> list[str]:
+    """Returns a message for each base that policies share."""
+    return [note for notes in _present("base_notes") for note in notes(recipe)]
+
+
+def share_bases(recipe: "Recipe", make: "Callable[[WeightSnapshot], Engine]") -> "Callable[..., Engine]":
+    """Returns what makes engines, so that policies which train adapters of one base share one. `make` makes
+    the others, or all if the add-on is left out."""
+    return next((shared(recipe, make) for shared in _present("SharedBases")), make)
+
+
+def with_bases(weights: "WeightFetcher") -> "WeightFetcher":
+    """Returns a fetcher that also fetches the bases of adapters, if the add-on is there."""
+    return next((fetcher(weights) for fetcher in _present("BaseFetcher")), weights)
 
 
 def _present(*parts: str) -> list[Any]:

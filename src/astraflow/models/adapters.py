@@ -1,9 +1,10 @@
-"""LoRA adapters in a version, under PEFT's names, next to the weights that they change.
+"""LoRA adapters in a version, under PEFT's names, and the weights that they change.
 
-If a trainer publishes adapters, its versions contain the base model's tensors, which never change, and for
-each adapted projection the factors `base_model.model.MODULE.lora_A.weight` [r, in] and `...lora_B.weight`
-[out, r], both in float32. The scale is folded into B, so alpha is r for every reader. The weights that are
-served and exported are `W + B @ A`, in float32. Everything computes them with `merge_weight`, so they agree
+If a trainer publishes adapters, its versions contain only the factors of each adapted projection,
+`base_model.model.MODULE.lora_A.weight` [r, in] and `...lora_B.weight` [out, r], both in float32. The scale is
+folded into B, so alpha is r for every reader. The base, which never changes, is a version of its own, which
+`BASE_FILE` describes. In the snapshot that an engine loads, the base comes before the factors. The weights
+that are exported are `W + B @ A`, in float32. Everything computes them with `merge_weight`, so they agree
 bit for bit. This file uses only numpy.
 """
 
@@ -16,8 +17,19 @@ from numpy.typing import NDArray
 from astraflow.errors import WeightsError
 from astraflow.types.host_tensors import HostTensor
 
-__all__ = ["adapted_names", "adapter_config", "is_adapter", "merge_adapters", "merge_weight", "peft_names"]
+__all__ = [
+    "BASE_FILE",
+    "adapted_names",
+    "adapter_config",
+    "are_adapters",
+    "is_adapter",
+    "merge_adapters",
+    "merge_weight",
+    "peft_names",
+]
 
+BASE_FILE = "adapter_base.json"
+"""The file of a version that consists of adapters: the manifest of their base, without sources."""
 _PREFIX = "base_model.model."
 _ENDS = (".lora_A.weight", ".lora_B.weight")
 
@@ -31,6 +43,12 @@ def peft_names(weight: str) -> tuple[str, str]:
 def is_adapter(name: str) -> bool:
     """Whether a tensor with this name is a factor of an adapter."""
     return name.startswith(_PREFIX) and name.endswith(_ENDS)
+
+
+def are_adapters(names: Iterable[str]) -> bool:
+    """Whether a version with these tensors consists of adapters, without the weights that they change."""
+    own = list(names)
+    return bool(own) and all(map(is_adapter, own))
 
 
 def adapted_names(names: Iterable[str]) -> list[str]:
@@ -87,25 +105,28 @@ def merge_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTen
 
 
 def adapter_config(
-    tensors: Sequence[HostTensor], *, base: str = "", alpha: float | None = None
+    tensors: Sequence[HostTensor], *, base: str = "", scaling: tuple[float, bool] | None = None
 ) -> dict[str, object]:
     """The content of PEFT's `adapter_config.json` for adapters.
 
-    `base`: folder or name of the model that they change. `alpha`: PEFT scales by `alpha / rank`; None means
-    the rank, since the factors of a version already include the scale.
+    `base`: folder or name of the model that they change. `scaling`: alpha, and whether PEFT scales by
+    `alpha / sqrt(rank)` (rsLoRA) instead of `alpha / rank`; None means a scale of 1, since the factors of a
+    version already include it.
     Raises: WeightsError if the adapters do not all have the same rank.
     """
     ranks = {tensor.shape[0] for tensor in tensors if tensor.name.endswith(_ENDS[0])}
     if len(ranks) != 1:
         raise WeightsError(f"the adapters have the ranks {sorted(ranks)}; expected one rank for all")
     rank = ranks.pop()
+    alpha, is_stabilized = scaling or (rank, False)
     modules = [name.removesuffix(".weight") for name in adapted_names(t.name for t in tensors)]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": rank,
-        "lora_alpha": rank if alpha is None else alpha,
+        "lora_alpha": alpha,
+        "use_rslora": is_stabilized,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": modules,

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from astraflow import added
 from astraflow.config import apply_overrides, parse_config
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError, UnavailableError
@@ -27,7 +28,7 @@ from astraflow.rollout.engines.factory import engine_maker, preload
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Evaluation
 from astraflow.rollout.membership import WorkerLink
-from astraflow.rollout.policy_host import load_in_turn
+from astraflow.rollout.policy_host import WeightFetcher, load_in_turn
 from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
@@ -120,7 +121,7 @@ async def run_rollout(
     tasks = recipe.tasks.without_curators
     async with (
         _open_receiver(cache_dir, peer, token, recipe.weights.max_upload_mb_s) as (receiver, peer_url),
-        _preload_engine(receiver, rollout.engine) as weights,
+        _preload_engine(added.with_bases(receiver), rollout.engine) as weights,
     ):
         return await RolloutService(
             link,
@@ -131,7 +132,7 @@ async def run_rollout(
             environments=Environments(tasks.environments),
             weights=weights,
             config=rollout,
-            make_engine=_settled_engine_maker(rollout.engine, exact=recipe.exact),
+            make_engine=_settled_engine_maker(recipe),
             make_renderer=policy_renderer,
             evaluation=Evaluation(eval_rules(recipe), num_workers=rollout.scorers, private=private),
             peer_url=peer_url,
@@ -192,15 +193,14 @@ def own_rollout(recipe: Recipe, overrides: tuple[str, ...]) -> RolloutConfig:
     return apply_overrides(recipe, overrides, where="astraflow join").rollout
 
 
-def _settled_engine_maker(
-    config: EngineConfig, *, exact: bool
-) -> Callable[[WeightSnapshot], Awaitable[Engine]]:
-    """Returns the function that makes the engines of all policies, because they may share a device.
+def _settled_engine_maker(recipe: Recipe) -> Callable[[WeightSnapshot], Awaitable[Engine]]:
+    """Returns the function that makes the engines of all policies, because they may share a device or a base.
 
     Making an engine settles the process's memory: all long-lived objects exist from then on. An engine that
     loads a model is made in a thread. Others may need the event loop.
     """
-    make = engine_maker(config, exact=exact)
+    config = recipe.rollout.engine
+    make = added.share_bases(recipe, engine_maker(config, exact=recipe.exact))
     loads_model = isinstance(config, TorchEngineConfig)
 
     async def make_settled(snapshot: WeightSnapshot) -> Engine:
@@ -229,7 +229,9 @@ async def _open_receiver(
 
 
 @contextlib.asynccontextmanager
-async def _preload_engine(weights: Receiver, engine: EngineConfig) -> AsyncGenerator["_PreloadingFetcher"]:
+async def _preload_engine(
+    weights: WeightFetcher, engine: EngineConfig
+) -> AsyncGenerator["_PreloadingFetcher"]:
     """Imports the libraries of an engine in a thread while the block runs."""
     loading = asyncio.create_task(asyncio.to_thread(preload, engine), name="preload")
     try:
@@ -245,7 +247,7 @@ class _PreloadingFetcher:
     modules lazily, so an import in the event loop could find a module that the thread has only half imported.
     """
 
-    def __init__(self, weights: Receiver, loading: asyncio.Task[None]) -> None:
+    def __init__(self, weights: WeightFetcher, loading: asyncio.Task[None]) -> None:
         self._weights = weights
         self._loading = loading
 

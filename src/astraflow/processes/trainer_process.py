@@ -13,7 +13,7 @@ from pathlib import Path
 from astraflow import added
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
-from astraflow.protocols import Learner
+from astraflow.protocols import Learner, VersionPublisher
 from astraflow.recipe.access import own_ca_file, own_token
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
@@ -72,13 +72,19 @@ async def run_policy_trainer(
         async with parts as (learner, link, ranges):
             incoming = folder.weights / policy / "incoming"
             own = recipe.weights
+            versions: VersionPublisher = PublisherClient(
+                publisher, incoming, delta=own.delta, ranges=ranges, chunk_bytes=own.chunk_bytes
+            )
+            settings = torch_settings(config.train.backend)
+            if settings is not None and settings.lora.rank:
+                versions = added.AdapterPublisher(
+                    versions, publisher, incoming, model_dir=config.model_dir, chunk_bytes=own.chunk_bytes
+                )
             trainer = Trainer(
                 plan,
                 learner=learner,
                 link=link,
-                publisher=PublisherClient(
-                    publisher, incoming, delta=own.delta, ranges=ranges, chunk_bytes=own.chunk_bytes
-                ),
+                publisher=versions,
                 checkpoints=checkpoints,
                 turns=turns,
             )

@@ -25,6 +25,8 @@ class LoraConfig(Config):
     """Rank of the factors; 0 trains all parameters instead."""
     alpha: float = Field(default=16.0, gt=0)
     """The contribution of the factors is scaled by `alpha / rank`."""
+    rslora: bool = False
+    """Scale by `alpha / sqrt(rank)` instead (rsLoRA, arXiv:2312.03732), which suits higher ranks."""
     targets: tuple[str, ...] | Literal["all-linear"] = (
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),
@@ -33,9 +35,9 @@ class LoraConfig(Config):
     output head. Model families name them differently. The experts of a mixture are not linear layers, so they
     get factors only by name, e.g. `gate_proj`, `up_proj` and `down_proj`."""
     publish: Literal["merged", "adapters"] = "adapters"
-    """`adapters`: publish the frozen weights and the factors, which the receiver merges. With
-    `weights.delta`, only the factors are then sent, and exported versions have a PEFT `adapter/`. `merged`:
-    publish plain weights, for your own engines that do not support adapters."""
+    """`adapters`: publish the frozen base once, and then only the factors, a few MB per version. Rollout
+    services add them to the base, and exported versions have a PEFT `adapter/`. `merged`: publish plain
+    weights, for your own rollout services that do not support adapters."""
 
 
 class TorchBackendConfig(Config):
@@ -51,7 +53,7 @@ class TorchBackendConfig(Config):
     num_threads: int = Field(default=1, ge=1, le=1024)
     """Number of CPU threads; keep the total over all processes within the machine's cores."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the published weights; adapters stay float32."""
+    """Data type of the published weights; adapters stay float32, and their base as it is in its folder."""
     lora: LoraConfig = LoraConfig()
     """Adapters to train instead of all parameters."""
     share_prefixes: bool = True

@@ -50,3 +50,6 @@ class WeightSnapshot:
     """Folder with the model's config and tokenizer."""
     changes: WeightChanges | None = None
     """The changes since an older version; None if they are unknown, or too many to be useful."""
+    base: str = ""
+    """Identifies the weights that the adapters among the tensors change, as `base-DIGEST`; empty if there are
+    no adapters, or if nothing is known about their base."""

@@ -16,7 +16,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from astraflow.errors import WeightsError
+from astraflow import wire
+from astraflow.errors import WeightsError, WireError
 from astraflow.types import Chunk, FileInfo, Manifest, TensorInfo
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.threads import shared_threads
@@ -30,6 +31,7 @@ __all__ = [
     "TensorBytes",
     "VersionBytes",
     "VersionDigest",
+    "base_name",
     "build_manifest",
     "check_digest",
     "check_file_name",
@@ -47,6 +49,7 @@ __all__ = [
     "name_of",
     "pack",
     "plan_path",
+    "read_base",
     "span_bytes",
     "table_digest",
     "table_of",
@@ -413,6 +416,29 @@ def _check_counts(manifest: Manifest) -> None:
             f"{len(manifest.files)} files of {num_bytes} bytes in total; at most {_MAX_FILES} files of "
             f"{_MAX_FILE_BYTES} bytes are allowed"
         )
+
+
+def base_name(digest: str, table: Sequence[TensorInfo]) -> str:
+    """The name under which the base of adapters is published, which identifies its bytes and its table."""
+    return f"base-{hash_bytes((digest + table_digest(table)).encode())}"
+
+
+def read_base(manifest: Manifest, content: bytes) -> Manifest:
+    """The manifest of the base of a version that consists of adapters. `content`: its `BASE_FILE`.
+
+    Raises: WeightsError unless it is a consistent full version under its own name.
+    """
+    try:
+        base = wire.decode(content, Manifest, wire.JSON)
+    except WireError as err:
+        raise WeightsError(f"{name_of(manifest)}: the manifest of its base is damaged: {err}") from err
+    check_manifest(base)
+    if (base.kind, base.policy) != ("full", base_name(base.digest, base.tensors)):
+        raise WeightsError(
+            f"{name_of(manifest)}: its base is {base.kind} version {base.policy!r}; expected full version "
+            f"{base_name(base.digest, base.tensors)!r}, as its digest and table say"
+        )
+    return base
 
 
 def check_digest(manifest: Manifest, data: VersionBytes) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError
-from astraflow.models.adapters import adapter_config, is_adapter, merge_adapters
+from astraflow.models.adapters import BASE_FILE, adapter_config, are_adapters, is_adapter, merge_adapters
 from astraflow.models.model_folder import check_model_folder
 from astraflow.models.weight_files import read_header, weight_paths
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
@@ -27,6 +27,7 @@ __all__ = [
     "read_model",
     "read_safetensors",
     "snapshot_to_folder",
+    "with_base",
     "with_dtype",
     "write_adapter",
     "write_model",
@@ -67,7 +68,8 @@ def snapshot_to_folder(
         raise DataError(f"{folder} exists; choose a new folder, or delete it first")
     with new_folder(folder) as fresh:
         for path in snapshot.model_dir.iterdir():
-            shutil.copy(path, fresh / path.name)
+            if path.name != BASE_FILE:  # the folder has the base itself
+                shutil.copy(path, fresh / path.name)
         write(fresh, merge_adapters(snapshot.tensors))
         declare_dtype(fresh)
         if adapters := [tensor for tensor in snapshot.tensors if is_adapter(tensor.name)]:
@@ -107,13 +109,13 @@ def with_dtype(config: bytes, dtypes: Collection[str]) -> bytes:
 
 
 def write_adapter(
-    folder: Path, adapters: Sequence[HostTensor], *, base: str, alpha: float | None = None
+    folder: Path, adapters: Sequence[HostTensor], *, base: str, scaling: tuple[float, bool] | None = None
 ) -> None:
-    """Writes a new folder that `PeftModel.from_pretrained` opens. `base` and `alpha`: see
+    """Writes a new folder that `PeftModel.from_pretrained` opens. `base` and `scaling`: see
     `adapter_config`."""
     folder.mkdir()
     write_safetensors(folder / ADAPTER_FILE, adapters)
-    config = json.dumps(adapter_config(adapters, base=base, alpha=alpha), indent=2)
+    config = json.dumps(adapter_config(adapters, base=base, scaling=scaling), indent=2)
     (folder / "adapter_config.json").write_text(config, encoding="utf-8")
 
 
@@ -177,6 +179,15 @@ def read_model(folder: Path) -> tuple[HostTensor, ...]:
         raise DataError(f"model folder {folder}: {err}") from err
     tensors = [tensor for path in weight_paths(folder) for tensor in read_safetensors(path, names)]
     return tuple(sorted(tensors, key=lambda tensor: tensor.name))
+
+
+def with_base(tensors: Sequence[HostTensor], folder: Path) -> tuple[HostTensor, ...]:
+    """The tensors of a version as engines load them: adapters follow the weights of `folder`, their base.
+
+    Raises: like `read_model`.
+    """
+    is_apart = are_adapters(tensor.name for tensor in tensors)
+    return (*read_model(folder), *tensors) if is_apart else tuple(tensors)
 
 
 def model_files(folder: Path) -> dict[str, Path]:

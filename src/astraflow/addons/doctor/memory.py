@@ -14,6 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from astraflow import added
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.weight_files import check_weight_files
 from astraflow.recipe.derived import slot_bytes
@@ -264,12 +265,11 @@ def rank_need(policy: PolicyConfig) -> MemoryNeed | None:
     if not isinstance(backend, TorchBackendConfig):
         return None
     from astraflow.models.loading import empty_causal_lm
-    from astraflow.trainer.torch.lora import Lora
     from astraflow.trainer.torch.memory import memory_need
 
     model = empty_causal_lm(policy.model_dir, device="meta")
     if backend.lora.rank:
-        Lora.add_to(model, backend.lora, base=policy.model_dir, seed=0)
+        added.Lora.add_to(model, backend.lora, base=policy.model_dir, seed=0)
     return memory_need(model, train, grid=_grid_of(train))
 
 

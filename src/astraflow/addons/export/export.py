@@ -57,7 +57,7 @@ def export_version(
         snapshot_to_folder(snapshot, fresh, base=recipe.policies[name].model)
         _check_written(fresh, merge_adapters(snapshot.tensors), stored.manifest)
     manifest = stored.manifest
-    num_bytes = sum(tensor.num_bytes for tensor in manifest.tensors)
+    num_bytes = sum(tensor.data.nbytes for tensor in stored.tensors)
     return ExportResult(out, name, manifest.version, num_bytes, manifest.digest)
 
 

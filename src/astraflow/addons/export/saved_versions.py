@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.errors import DataError, WeightsError, WireError
+from astraflow.models.adapters import BASE_FILE, are_adapters
 from astraflow.types import Chunk, Manifest
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.manifest import (
@@ -22,6 +23,7 @@ from astraflow.weights.manifest import (
     check_manifest,
     hash_bytes,
     plan_path,
+    read_base,
     tensors_of,
 )
 
@@ -34,6 +36,7 @@ class SavedVersion:
 
     manifest: Manifest
     tensors: tuple[HostTensor, ...]
+    """If the version consists of adapters, they follow the tensors of their base."""
     files: dict[str, bytes]
     """The small files of the model folder, by name."""
 
@@ -83,7 +86,13 @@ class SavedVersions:
         buffer = self._buffer(plan_path(manifests, held=()))
         check_digest(manifest, buffer)
         files = {check_file_name(f.name): self._read(manifest, f.chunk) for f in manifest.files}
-        return SavedVersion(manifest, tensors_of(manifest, buffer), files)
+        tensors = tensors_of(manifest, buffer)
+        if BASE_FILE in files and are_adapters(tensor.name for tensor in tensors):
+            base = read_base(manifest, files.pop(BASE_FILE))
+            whole = self._buffer([base])
+            check_digest(base, whole)
+            tensors = (*tensors_of(base, whole), *tensors)
+        return SavedVersion(manifest, tensors, files)
 
     def _manifest(self, version: int) -> Manifest:
         path = self._manifests / f"{version}.json"

@@ -42,7 +42,7 @@ from astraflow.trainer.columns import reward_mean
 from astraflow.trainer.offline import load_batch, with_version_0
 from astraflow.types import Batch, StepRecord
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
-from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
+from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder, with_base
 
 __all__ = [
     "BATCHES",
@@ -223,7 +223,8 @@ def _trained(
         batch = _load(path, name, step)
         note(_record(batch, learner.train_step(batch)))
     tensors = tuple(learner.export())
-    _write_model(WeightSnapshot(name, len(paths), tensors, policy.model_dir), out, policy.template_args)
+    whole = with_base(tensors, policy.model_dir)
+    _write_model(WeightSnapshot(name, len(paths), whole, policy.model_dir), out, policy.template_args)
     digest = xxhash.xxh3_128()
     for tensor in sorted(tensors, key=lambda t: t.name):
         digest.update(tensor.data.data)

@@ -9,6 +9,7 @@ from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.arrival import Arrival
 from astraflow.weights.manifest import build_manifest
+from astraflow.weights.snapshot import with_base
 
 __all__ = ["MemoryVersions"]
 
@@ -49,7 +50,9 @@ class MemoryVersions:
             raise WeightsError(
                 f"policy {manifest.policy!r} version {manifest.version} is no longer in memory"
             )
-        return WeightSnapshot(manifest.policy, manifest.version, tensors, self._model_dirs[manifest.policy])
+        model_dir = self._model_dirs[manifest.policy]
+        tensors = await asyncio.to_thread(with_base, tensors, model_dir)
+        return WeightSnapshot(manifest.policy, manifest.version, tensors, model_dir)
 
     def arrival(self, policy: str) -> Arrival:
         """Returns an empty arrival, because versions in memory have no transfer."""

@@ -40,6 +40,7 @@ from astraflow.protocols import AdamStep, Engine, TrainerBackend
 from astraflow.types import Batch
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.types.token_columns import Columns
+from astraflow.weights.snapshot import with_base
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -263,7 +264,8 @@ class TrainingClient:
         def run() -> SaveWeightsResponse:
             tensors = tuple(self._backend.export())
             self._num_saved += 1
-            self._saved = WeightSnapshot(self._policy, self._num_saved, tensors, self._model_dir)
+            whole = with_base(tensors, self._model_dir)
+            self._saved = WeightSnapshot(self._policy, self._num_saved, whole, self._model_dir)
             if self._is_in_step and self._run is not None:
                 self._is_in_step = False
                 self._is_step_over = True

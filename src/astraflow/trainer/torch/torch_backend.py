@@ -28,7 +28,6 @@ from astraflow.trainer.memory_need import MemoryNeed, check_memory
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.torch.forward import TrainerForward
 from astraflow.trainer.torch.layers import recompute_layers
-from astraflow.trainer.torch.lora import Lora
 from astraflow.trainer.torch.memory import free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import make_grid
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, rank_device
@@ -158,9 +157,9 @@ class TorchBackend(ModelVerbs):
         free = free_bytes(self._device) if model is None else float("inf")
         self._model, source = (model, None) if model else open_model(model_dir, grid)
         self._vocab_size = vocab_size_of(self._model)
-        self._lora: Lora | None = None
+        self._lora: added.Lora | None = None
         if backend.lora.rank:
-            self._lora = Lora.add_to(self._model, backend.lora, base=Path(model_dir), seed=seed)
+            self._lora = added.Lora.add_to(self._model, backend.lora, base=Path(model_dir), seed=seed)
         self._need = memory_need(self._model, config, grid=grid)
         check_memory(self._need, free)
         self._weights = ModelWeights(self._model, grid, dtype=DTYPES[backend.dtype], source=source)
@@ -280,9 +279,9 @@ class TorchBackend(ModelVerbs):
         torch.set_rng_state(state.rng_state)
         return state.num_steps_done
 
-    def _models_by_file(self) -> list[tuple[str, TrainedModel, Lora | None]]:
+    def _models_by_file(self) -> "list[tuple[str, TrainedModel, added.Lora | None]]":
         """The models in a checkpoint, with the name of each one's file."""
-        models: list[tuple[str, TrainedModel, Lora | None]] = [("model", self._policy, self._lora)]
+        models: list[tuple[str, TrainedModel, added.Lora | None]] = [("model", self._policy, self._lora)]
         return models if self._critic is None else [*models, ("critic", self._critic, None)]
 
     def _frozen_digests(self) -> dict[str, tuple[str, Path]]:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from astraflow import added
 from astraflow.errors import DataError, WeightsError
 from astraflow.models.file_layout import adopt_layout, rest_of
 from astraflow.models.loading import empty_causal_lm, file_tensors, load_causal_lm
 from astraflow.models.model_folder import check_model_folder
 from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import Write
-from astraflow.trainer.torch.lora import Lora
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.trained_model import TrainedModel
 
@@ -91,7 +91,7 @@ def check_frozen(folder: Path, saved: Mapping[str, str], models: Mapping[str, tu
             )
 
 
-def copy_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> Write:
+def copy_model(folder: Path, model: TrainedModel, name: str, lora: "added.Lora | None") -> Write:
     """Copies weights and optimizer to host memory. Returns the function that writes the copy into the folder.
 
     Every rank calls this, and writes its own part of the optimizer; rank 0 writes the weights.
@@ -114,7 +114,7 @@ def copy_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) 
     return write
 
 
-def load_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> None:
+def load_model(folder: Path, model: TrainedModel, name: str, lora: "added.Lora | None") -> None:
     """Restores weights and optimizer, saved by any number of ranks. Raises: DataError, naming the problem."""
     try:
         if lora is not None:

@@ -1,4 +1,4 @@
-"""LoRA on linear projections, `W x + scale * B A x` with only A and B trained, and on experts
+"""Trains LoRA on linear projections, `W x + scale * B A x` with only A and B trained, and on experts
 (`lora_experts`).
 
 The factors are parameters of the projection's module, so all other weights keep their names. Source: Hu et
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from astraflow.addons.lora.lora_experts import FusedWeight, adapt_experts, fused_weights
 from astraflow.errors import ConfigError, DataError, WeightsError
 from astraflow.models.adapters import adapted_names, merge_adapters, merge_weight, peft_names
 from astraflow.models.export import begin_export, part_of
 from astraflow.models.file_layout import file_names
 from astraflow.models.loading import DTYPES, DtypeName, format_names, host_tensor, host_view, torch_tensor
 from astraflow.trainer.backend_config import LoraConfig
-from astraflow.trainer.torch.lora_experts import FusedWeight, adapt_experts, fused_weights
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import ADAPTER_FILE, ADAPTER_FOLDER, read_safetensors, write_adapter
@@ -49,7 +49,7 @@ class Lora:
     experts: dict[str, FusedWeight] = field(default_factory=dict[str, FusedWeight])
     """Prefix of the published names of the factors of each adapted expert parameter -> its weights."""
     _base: list[Sequence[HostTensor]] = field(default_factory=list[Sequence[HostTensor]])
-    """This rank's part of the frozen weights in published form; empty before the first export."""
+    """This rank's part of the frozen weights in published form; empty before the first merged export."""
     _digest: list[str] = field(default_factory=list[str])
     """Digest of the frozen weights; empty before its first use."""
 
@@ -80,7 +80,7 @@ class Lora:
     @property
     def scale(self) -> float:
         """Multiplier of the contribution of the factors."""
-        return self.config.alpha / self.config.rank
+        return self.config.alpha / (self.config.rank**0.5 if self.config.rslora else self.config.rank)
 
     def export(
         self,
@@ -90,31 +90,28 @@ class Lora:
         dtype: DtypeName,
         elements: Mapping[str, tuple[int, int]],
     ) -> Iterable[HostTensor]:
-        """The weights in published form: `merged` in `dtype`, or the base in `dtype` and the `adapters` in
-        float32 under PEFT's names. The factors are copied now; all other work happens during iteration.
+        """The weights in published form: plain weights in `dtype` (`merged`), or the factors alone
+        (`adapters`), in float32 under PEFT's names. The factors are copied now; all other work happens during
+        iteration.
 
         `elements`: the `[first, last)` elements to export of each published tensor.
         """
+        factors = tuple(self._factors(weights))
+        if publish == "adapters":
+            return tuple(part_of(factor, *elements[factor.name]) for factor in factors)
         if not self._base:  # frozen, so copied once
             base = weights.gather(lambda name: not name.endswith(_FACTORS), dtype=DTYPES[dtype])
             self._base.append(tuple(begin_export(base, dtype, elements=elements)))
-        factors = tuple(self._factors(weights))
-        if publish == "merged":
-            return _merge((*self._base[0], *factors))
-        return (*self._base[0], *(part_of(factor, *elements[factor.name]) for factor in factors))
+        return _merge((*self._base[0], *factors))
 
     def published_table(
         self, weights: ModelWeights, *, publish: str, dtype: DtypeName
     ) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and dtype of each tensor that `export` yields, in the same order."""
-        base = [(name, shape, dtype) for name, shape in weights.shapes if not name.endswith(_FACTORS)]
         if publish == "merged":
-            return [*base]
+            return [(name, shape, dtype) for name, shape in weights.shapes if not name.endswith(_FACTORS)]
         factors = [(name, shape) for name, shape in weights.shapes if name.endswith(_FACTORS)]
-        return [
-            *base,
-            *((each, shape[-2:], "float32") for name, shape in factors for each in self._peft_names(name)),
-        ]
+        return [(each, shape[-2:], "float32") for name, shape in factors for each in self._peft_names(name)]
 
     def base_digest(self, weights: ModelWeights) -> str:
         """xxh3-128 of the frozen weights, which a checkpoint does not contain. Every rank must call it."""
@@ -139,7 +136,8 @@ class Lora:
                 scaled[each] = host_tensor(each, self._scale(name, part))
         for name in adapted_names(scaled):
             tensors[name] = torch_tensor(merge_weight(host_view(name, tensors[name]), scaled))
-        write_adapter(folder / ADAPTER_FOLDER, factors, base=str(self.base), alpha=self.config.alpha)
+        scaling = (self.config.alpha, self.config.rslora)
+        write_adapter(folder / ADAPTER_FOLDER, factors, base=str(self.base), scaling=scaling)
 
     def load(self, folder: Path, weights: ModelWeights) -> None:
         """Restores the factors that `save` wrote. Raises: WeightsError or DataError if they do not fit."""
