@@ -152,9 +152,9 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     unbuilt = [model for model, _ in missing_models(models)] if builds else []
     checked = check_recipe(recipe, run_dir, unbuilt=unbuilt, with_trials=True)
     sys.stdout.write(dump_yaml(checked.recipe))
-    dates = date_notes(recipe)
+    about_models = (*date_notes(recipe), *added.base_notes(recipe))
     warned = [f"{each.detail}; {each.remedy}" for each in checked.findings if each.level == "warn"]
-    for note in (*cache_notes(recipe), *dates, *warned, *stop_notes(checked.recipe, checked.sources)):
+    for note in (*cache_notes(recipe), *about_models, *warned, *stop_notes(checked.recipe, checked.sources)):
         print(note, file=sys.stderr)
 
 

@@ -154,6 +154,8 @@ class KvCache:
         self.shifts = np.zeros(num_slots, np.int64)
         """Position of a row's newest token minus its index. It isn't 0 after an image, which takes fewer
         positions than tokens. It moves with its row."""
+        self.adapters = np.zeros(num_slots, np.int64)
+        """The adapter with which a row is computed, if the model has any. It moves with its row."""
         self._ascending = torch.arange(max_context, device=shape.device)
         # On CPUs, batched products of small matrices are much slower in bfloat16, because torch first copies
         # their operands. Casting them to float32 also copies, but the products are then fast, and more exact.
@@ -297,6 +299,7 @@ class KvCache:
         All rows are read before any is written, so rows may swap places.
         """
         self.shifts[targets] = self.shifts[sources]
+        self.adapters[targets] = self.adapters[sources]
         take = torch.from_numpy(sources).to(self._device)
         put = torch.from_numpy(targets).to(self._device)
         for numbers in (self._wide_keys, self._wide_values):

@@ -47,6 +47,10 @@ class Job:
     """-1 follows the live version; any other number asks for exactly this one."""
     num_begun: int = 0
     """Number of tokens at the prompt's end that are the beginning of the completion."""
+    policy: str = ""
+    """Whose request it is, if several policies share the engine."""
+    adapter: int = 0
+    """The adapter that generates; 0 if the model has none."""
     prompt_key: int = 0
     """Hash of the prompt, for finding requests that can share the prompt's keys and values."""
     row: int = -1
@@ -59,12 +63,18 @@ class Job:
     """Pairs of a position in the completion and the version that generates from there on."""
 
     def __post_init__(self) -> None:
+        self.use(self.adapter)
+
+    def use(self, adapter: int) -> None:
+        """Sets the adapter that generates."""
+        self.adapter = adapter
         self.prompt_key = hash(self.full_prompt)
 
     @property
-    def full_prompt(self) -> tuple[tuple[int, ...], Media]:
-        """The prompt with its images. Requests for which this is equal can share keys and values."""
-        return self.prompt, self.media
+    def full_prompt(self) -> tuple[tuple[int, ...], Media, int]:
+        """The prompt with its images and its adapter. Requests for which this is equal can share keys and
+        values."""
+        return self.prompt, self.media, self.adapter
 
 
 class Rows:
@@ -250,10 +260,11 @@ class Rows:
             streams=() if self._recorder is None else (self._recorder.stream(self._experts[row, start:end]),),
         )
 
-    def mark_version(self, version: int) -> None:
-        """Notes that another version generates all tokens from here on."""
+    def mark_version(self, version: int, adapter: int) -> None:
+        """Notes that another version of an adapter generates all its tokens from here on."""
         for job, position in zip(self.jobs, self.positions.tolist(), strict=False):
-            job.marks.append((position + 1 - len(job.prompt), version))
+            if job.adapter == adapter:
+                job.marks.append((position + 1 - len(job.prompt), version))
 
 
 def _needs(job: Job) -> tuple[str, ...]:

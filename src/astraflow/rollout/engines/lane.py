@@ -8,10 +8,14 @@ that shares a prefix with an earlier one, as the next turn of a conversation doe
 prefix's keys and values (`pages`). A long prompt is prefilled in pieces, between which the running requests
 are advanced. After the weights are replaced, the keys and values of all running requests are recomputed (once
 for a shared prompt). So every later logprob is that of a full forward pass with the new version.
+
+If the model has adapters, each request runs on one of them, and each adapter has its own version. What is
+replaced, recomputed, or shared between requests is always that of one adapter.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +23,6 @@ from numpy.typing import NDArray
 
 from astraflow import added
 from astraflow.errors import RolloutError
-from astraflow.models.loading import FittedTensors
 from astraflow.rollout.engines.branches import Branches
 from astraflow.rollout.engines.cache import PAGE, KvCache, row_moves
 from astraflow.rollout.engines.forward import Forward
@@ -52,8 +55,15 @@ _ADMISSION_SHARE = 16
 """Admission is not delayed once there is a waiting request for every 16 running ones."""
 
 
+class NewWeights(Protocol):
+    """Weights that were checked against a model."""
+
+    def install(self) -> None:
+        """Overwrites the model's weights in place. Cannot fail halfway."""
+
+
 class Lane:
-    """A batch of requests that run on one version.
+    """A batch of requests that run on one version, or on one of each adapter.
 
     In its columns, row i belongs to the i-th running request. Its cache and its forward passes have one row
     per branch. The newest token is not in the cache yet: a step stores it and picks the token that follows.
@@ -74,7 +84,8 @@ class Lane:
     ) -> None:
         """`num_spare`: the size of the pool for prefixes, in slots. `recorder`: records the experts that the
         model of `forward` chooses; None records none."""
-        self.version = version
+        self.versions = [version]
+        """The version of each adapter; one entry if the model has none."""
         self.generated_tokens = 0
         """Number of tokens generated since the lane was made. It never decreases."""
         shape = forward.cache_shape
@@ -102,6 +113,16 @@ class Lane:
         self._is_stop[sorted(stop_ids)] = True
 
     @property
+    def version(self) -> int:
+        """The version of a model without adapters."""
+        return self.versions[0]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All requests that are here, running and waiting."""
+        return [*self._rows.jobs, *self._queued]
+
+    @property
     def vocab_size(self) -> int:
         """Size of the vocabulary. All token ids are below it."""
         return self._forward.vocab_size
@@ -124,7 +145,7 @@ class Lane:
     @property
     def is_held(self) -> bool:
         """Whether requests for exactly this version run or wait here."""
-        return any(job.version >= 0 for job in (*self._rows.jobs, *self._queued))
+        return any(job.version >= 0 for job in self.jobs)
 
     @property
     def _queued(self) -> list[Job]:
@@ -146,7 +167,7 @@ class Lane:
         images continues nothing."""
         for job in self._waiting:
             if job.held is None:
-                job.held = () if job.media else self._pages.hold(job.prompt)
+                job.held = () if job.media else self._pages.hold(job.prompt, job.adapter)
 
     def drop(self, job: Job) -> Generation | None:
         """Removes a request that is here, without calling its `resolve`. Returns what it has generated."""
@@ -162,32 +183,36 @@ class Lane:
 
     def drain(self) -> list[Job]:
         """Removes and returns all requests, running and waiting."""
-        jobs = [*self._rows.jobs, *self._queued]
+        jobs = self.jobs
         self._release(np.arange(self._rows.count), is_kept=False)
         self._waiting.clear()
         self._staged = None
         return jobs
 
-    def replace(self, weights: FittedTensors, version: int) -> None:
-        """Installs another version. Running requests continue on it, with recomputed keys and values."""
+    def replace(self, weights: NewWeights, version: int, adapter: int = 0) -> None:
+        """Installs another version, of the model or of one adapter. Its running requests continue on it, with
+        recomputed keys and values."""
         weights.install()
         self._forward.refresh()
-        self.version = version
-        self._rows.mark_version(version)
-        self.recompute()
+        self.versions[adapter] = version
+        self._rows.mark_version(version, adapter)
+        self.recompute(adapter)
 
-    def recompute(self) -> None:
-        """Computes the keys and values of running requests again, and forgets all other ones."""
-        self._forget()
-        self._num_staged = 0
-        self._refill()
+    def recompute(self, adapter: int | None = None) -> None:
+        """Computes the keys and values of running requests again, and forgets all other ones: those of one
+        adapter, or of all."""
+        self._forget(adapter)
+        if self._staged is not None and adapter in (None, self._staged.adapter):
+            self._num_staged = 0
+        self._refill(adapter)
 
-    def _forget(self) -> None:
-        """Forgets all kept prefixes."""
+    def _forget(self, adapter: int | None = None) -> None:
+        """Forgets all kept prefixes, or those of an adapter."""
         for job in self._waiting:
-            self._pages.release(job.held or ())
-            job.held = None
-        self._pages.clear()
+            if adapter in (None, job.adapter):
+                self._pages.release(job.held or ())
+                job.held = None
+        self._pages.clear(adapter)
 
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs [T - 1] of tokens 1..T-1 at temperature 1."""
@@ -248,9 +273,8 @@ class Lane:
             else:
                 # The next request in this slot must not find infinities there: no mask hides them.
                 self.cache.clear(int(of_rows[row]))
-                message = (
-                    f"version {self.version} gives logprobs that are not finite; have the weights diverged?"
-                )
+                version = self.versions[rows.jobs[row].adapter]
+                message = f"version {version} gives logprobs that are not finite; have the weights diverged?"
                 outcomes.append(RolloutError(message))
         # The results were read above, because `_release` moves other rows into these. `resolve` comes last,
         # so that the rows are free before a caller submits another request.
@@ -342,10 +366,10 @@ class Lane:
             # Prompts are compared too, because keys are hashes and may collide.
             is_shared = source is not job and source.full_prompt == job.full_prompt
             if is_shared and source.row >= num_before:
-                rows.add(job, int(rows.branches[source.row]), self.version)
+                rows.add(job, int(rows.branches[source.row]), self.versions[job.adapter])
                 continue
             is_whole = is_shared or bool(job.media)
-            pages, num_found = ([], 0) if is_whole else self._pages.find(job.prompt[:-1])
+            pages, num_found = ([], 0) if is_whole else self._pages.find(job.prompt[:-1], job.adapter)
             num_new = len(job.prompt) - 1 - num_found
             if num_new > self._max_tokens and not is_whole:
                 if self._staged is not None:
@@ -356,6 +380,7 @@ class Lane:
             branch = branches.open(job.prompt)
             # The slot may have the shift of an earlier request. `prefill` sets it again if there are images.
             self.cache.shifts[branch] = 0
+            self.cache.adapters[branch] = job.adapter
             if is_shared:
                 shared.append((int(rows.branches[source.row]), branch))
             else:
@@ -363,7 +388,7 @@ class Lane:
                 self._pages.copy(pages, branch)
                 starts[branch] = num_found
                 room -= num_new
-            rows.add(job, branch, self.version)
+            rows.add(job, branch, self.versions[job.adapter])
             known[job.prompt_key] = job
         self._fill(fresh, starts, shared)
 
@@ -398,6 +423,7 @@ class Lane:
         slot = len(self._branches.positions) - 1
         self._pages.copy(pages, slot)
         self.cache.shifts[slot] = 0
+        self.cache.adapters[slot] = job.adapter
 
     def _extend_staged(self, job: Job) -> None:
         """Computes the next piece of a long prompt. After the last one, the request gets its row."""
@@ -414,12 +440,13 @@ class Lane:
             self._pages.flush()
             branch = self._branches.open(job.prompt)
             self.cache.move(np.array([slot]), np.array([branch]), end)
-            self._rows.add(job, branch, self.version)
+            self._rows.add(job, branch, self.versions[job.adapter])
             self._pages.keep({branch: job.prompt[:-1]}, is_running=True)
             self._pages.flush()
 
-    def _refill(self) -> None:
-        """Recomputes the keys and values of all branches after the weights have been replaced.
+    def _refill(self, adapter: int | None) -> None:
+        """Recomputes the keys and values of all branches, or of those of an adapter, whose weights have been
+        replaced.
 
         A branch that shares its prompt with no other is prefilled as a whole. A prompt that several branches
         share is prefilled in the first of them and copied to the others. Then the completion of each is
@@ -428,7 +455,9 @@ class Lane:
         by_prompt: dict[object, list[int]] = {}
         rows = self._rows_of_branches()
         for branch, row in enumerate(map(int, rows)):
-            by_prompt.setdefault(self._rows.jobs[row].full_prompt, []).append(branch)
+            job = self._rows.jobs[row]
+            if adapter in (None, job.adapter):
+                by_prompt.setdefault(job.full_prompt, []).append(branch)
         alone = [branches[0] for branches in by_prompt.values() if len(branches) == 1]
         groups = [branches for branches in by_prompt.values() if len(branches) > 1]
         prefixes = self._rows.prompt_lengths[rows] - 1

@@ -16,7 +16,7 @@ from astraflow.models.images import image_rules
 from astraflow.models.loading import empty_causal_lm, install_tensors
 from astraflow.protocols import SlotName
 from astraflow.rollout.engine_config import TorchEngineConfig
-from astraflow.rollout.engines.forward import make_forward
+from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job
 from astraflow.rollout.engines.lane import Lane
 from astraflow.rollout.engines.requests import stop_ids
@@ -68,9 +68,9 @@ class Lanes:
         """The model and lane of a slot; None for `pinned` before the first version is pinned."""
         return self.live if name == "live" else self.pinned
 
-    def is_held(self, name: SlotName) -> bool:
+    def is_held(self, name: str) -> bool:
         """Whether requests for exactly the slot's version run or wait in it."""
-        loaded = self.in_slot(name)
+        loaded = self.live if name == "live" else self.pinned
         return loaded is not None and loaded.lane.is_held
 
     def build(self, snapshot: WeightSnapshot) -> LoadedModel:
@@ -82,8 +82,9 @@ class Lanes:
         model = empty_causal_lm(snapshot.model_dir, dtype=config.dtype, device=config.device)
         install_tensors(model, snapshot.tensors)
         who = f"policy {snapshot.policy!r}"
-        forward = make_forward(
-            model, max_context=config.context, name=who, exact=self._exact, images=self.images
+        forward = self.adapt(
+            model,
+            make_forward(model, max_context=config.context, name=who, exact=self._exact, images=self.images),
         )
         self.num_slots = fitting_slots(config, forward.cache_shape, self.num_slots or config.num_slots)
         lane = Lane(
@@ -97,15 +98,24 @@ class Lanes:
         )
         return LoadedModel(model, lane)
 
+    def adapt(self, model: "PreTrainedModel", forward: Forward) -> Forward:
+        """Returns what the lane runs, once the forward has been compared with the model."""
+        del model
+        return forward
+
     def pin(self, loaded: LoadedModel) -> None:
         """Puts a model into the pinned slot."""
         self.pinned = loaded
+
+    def submit(self, job: Job, *, changing: frozenset[str]) -> None:
+        """Queues a request in the lane that serves it. Raises: like `lane_for`."""
+        self.lane_for(job.version, changing=changing).submit(job)
 
     def drop(self, job: Job) -> Generation | None:
         """Removes a request from the lane that has it. Returns what it has generated."""
         return next((begun for lane in self.lanes if (begun := lane.drop(job)) is not None), None)
 
-    def lane_for(self, version: int, *, changing: frozenset[SlotName]) -> Lane:
+    def lane_for(self, version: int, *, changing: frozenset[str]) -> Lane:
         """The lane that serves a request for a version. -1 asks for the newest version.
 
         `changing`: the slots that wait for their holders to finish.

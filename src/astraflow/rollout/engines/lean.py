@@ -9,7 +9,7 @@ a trainer that computes with autocast. For a model in bfloat16, that is faster t
 than the model's own modules are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +26,7 @@ from astraflow.types import Media
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LeanForward", "is_lean"]
+__all__ = ["LeanForward", "Projection", "is_lean"]
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
@@ -47,6 +47,30 @@ def is_lean(model: "PreTrainedModel", *, max_context: int) -> bool:
     return not window or window >= max_context  # a window as large as the context hides nothing
 
 
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear projection, or several with the same input whose weights are fused."""
+
+    weight: Tensor
+    """[out, in]"""
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x @ weight.T + bias, for x [N, in]."""
+        return functional.linear(x, self.weight, self.bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + x @ weight.T + bias, in one pass if there is no bias and all have the same dtype."""
+        if residual.dtype != self.weight.dtype:
+            return residual + self(x)
+        out = torch.addmm(residual, x, self.weight.t())
+        return out if self.bias is None else out + self.bias
+
+
+Wrap = Callable[[Sequence[str], Projection], Projection]
+"""Replaces a projection. Gets the names of its parts below the model, without `.weight`, in their order."""
+
+
 @dataclass(slots=True)
 class _Layer:
     """The parameters of one layer. `qkv` fuses query, key and value; `gate_up` fuses gate and up."""
@@ -55,18 +79,14 @@ class _Layer:
     """The weights of the norms before the attention and before the MLP."""
     norms: tuple[Tensor, Tensor]
     """The same in the dtype in which norms are computed."""
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Projection
     head_norms: tuple[Tensor, Tensor] | None
     """The norms [dim] of query heads and of key heads; only Qwen3 has them."""
     head_norm: Tensor | None
     """[query heads + key heads, dim] derived from `head_norms`, so that one product normalizes all heads."""
-    out: Tensor
-    out_bias: Tensor | None
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    out: Projection
+    gate_up: Projection
+    down: Projection
 
 
 class LeanForward:
@@ -114,6 +134,15 @@ class LeanForward:
     def vocab_size(self) -> int:
         """Number of logits."""
         return self._head.shape[0]
+
+    def wrap(self, wrap: Wrap) -> None:
+        """Replaces every projection of every layer."""
+        for i, layer in enumerate(self._layers):
+            attention, mlp = (f"model.layers.{i}.{part}" for part in ("self_attn", "mlp"))
+            layer.qkv = wrap([f"{attention}.{part}_proj" for part in "qkv"], layer.qkv)
+            layer.out = wrap([f"{attention}.o_proj"], layer.out)
+            layer.gate_up = wrap([f"{mlp}.gate_proj", f"{mlp}.up_proj"], layer.gate_up)
+            layer.down = wrap([f"{mlp}.down_proj"], layer.down)
 
     def refresh(self) -> None:
         """Recomputes what is derived from parameters."""
@@ -201,7 +230,7 @@ class LeanForward:
     def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated query, rotated keys, and values, each [N, heads, dim], from hidden states [N, h]."""
         num_rotated = self._num_heads + self._num_kv_heads
-        fused = functional.linear(self._rms_norm(hidden, layer.norms[0]), layer.qkv, layer.qkv_bias)
+        fused = layer.qkv(self._rms_norm(hidden, layer.norms[0]))
         heads = fused.to(self._wide).view(len(hidden), num_rotated + self._num_kv_heads, self._dim)
         rotated = heads[:, :num_rotated]
         values = heads[:, num_rotated:]
@@ -213,10 +242,9 @@ class LeanForward:
 
     def _finish(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
         """Computes the rest of a layer after its attention: output projection, MLP, and both residuals."""
-        hidden = _add_projected(hidden, attended.to(self._dtype), layer.out, layer.out_bias)
-        normed = self._rms_norm(hidden, layer.norms[1])
-        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        return _add_projected(hidden, functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+        hidden = layer.out.add_to(hidden, attended.to(self._dtype))
+        gate, up = layer.gate_up(self._rms_norm(hidden, layer.norms[1])).chunk(2, -1)
+        return layer.down.add_to(hidden, functional.silu(gate).mul_(up))
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self._embedding[tokens].to(self._wide)
@@ -230,27 +258,21 @@ def _fuse_layer(module: Any) -> _Layer:
     """Collects the parameters of a decoder layer, and makes its projections views of fused tensors."""
     attention = module.self_attn
     mlp = module.mlp
-    qkv, qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
-    gate_up, gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
     norms = (module.input_layernorm.weight, module.post_attention_layernorm.weight)
     has_head_norms = "q_norm" in dict(attention.named_children())
     return _Layer(
         norm_weights=norms,
         norms=norms,
-        qkv=qkv,
-        qkv_bias=qkv_bias,
+        qkv=_fuse(attention.q_proj, attention.k_proj, attention.v_proj),
         head_norms=(attention.q_norm.weight, attention.k_norm.weight) if has_head_norms else None,
         head_norm=None,
-        out=attention.o_proj.weight,
-        out_bias=attention.o_proj.bias,
-        gate_up=gate_up,
-        gate_up_bias=gate_up_bias,
-        down=mlp.down_proj.weight,
-        down_bias=mlp.down_proj.bias,
+        out=Projection(attention.o_proj.weight, attention.o_proj.bias),
+        gate_up=_fuse(mlp.gate_proj, mlp.up_proj),
+        down=Projection(mlp.down_proj.weight, mlp.down_proj.bias),
     )
 
 
-def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
+def _fuse(*linears: Any) -> Projection:
     """Joins the weights and biases of projections with the same input, and makes them views of the result."""
     weight = torch.cat([linear.weight.data for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
@@ -261,12 +283,4 @@ def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
         if bias is not None:
             linear.bias.data = bias[start:end]
         start = end
-    return weight, bias
-
-
-def _add_projected(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """residual + x @ weight.T + bias, in one pass if there is no bias and all have the same dtype."""
-    if residual.dtype != weight.dtype:
-        return residual + functional.linear(x, weight, bias)
-    out = torch.addmm(residual, x, weight.t())
-    return out if bias is None else out + bias
+    return Projection(weight, bias)

@@ -2,8 +2,8 @@
 
 Requests that continue a conversation, fork one, or begin with the same instructions share a prefix. A prompt
 is kept when its request is admitted, and the whole sequence when the request ends. Admission copies the
-longest known prefix into the request's slot, and only the rest is computed. All pages are of one version of
-the weights, because the owner clears the pool when it installs another one.
+longest known prefix into the request's slot, and only the rest is computed. Each adapter of the model has its
+own pages. All of them are of one version, because the owner clears them when it installs another one.
 
 A page has `PAGE` tokens, and the last page of a sequence may have fewer. A page is found by the page
 before it and by its exact tokens. If no page fits as a whole, the one with the most common tokens is used as
@@ -61,50 +61,57 @@ class Pages:
         self._per_slot = cache.max_context // PAGE
         first = (cache.num_slots - num_slots) * self._per_slot
         self._free = list(range(first, cache.num_slots * self._per_slot))
-        self._root = Page((), None, -1)
+        self._roots: dict[int, Page] = {}
+        """The page before the first page of each sequence, by adapter."""
         self._order = OrderedDict[Page, None]()
         """The pages without holders; the first one goes next. No page comes before one that follows it, and
         all pages before a held one are held. So the first page is followed by none."""
         self._sources: dict[int, int] = {}
         """The planned copies: target -> source."""
-        self._parked: dict[int, Tokens] = {}
-        """Slot -> the tokens of a sequence that has ended, but is not kept yet."""
+        self._parked: dict[int, tuple[int, Tokens]] = {}
+        """Slot -> the adapter and the tokens of a sequence that has ended, but is not kept yet."""
 
     @property
     def has_parked(self) -> bool:
         """Whether there are sequences that have ended but can't be found yet by `hold`."""
         return bool(self._parked)
 
-    def clear(self) -> None:
-        """Forgets all pages. None may be held."""
-        self._parked.clear()
-        self._sources.clear()
-        self._free += [page.number for page in self._order]
-        self._order.clear()
-        self._root.children.clear()
+    def clear(self, adapter: int | None = None) -> None:
+        """Forgets all pages, or those of an adapter. None of them may be held."""
+        kept = {slot: each for slot, each in self._parked.items() if adapter not in (None, each[0])}
+        self._parked = kept
+        for root in [self._roots.pop(each) for each in [*self._roots] if adapter in (None, each)]:
+            pages = [*root.children.values()]
+            while pages:
+                page = pages.pop()
+                pages += page.children.values()
+                del self._order[page]
+                self._sources.pop(page.number, None)
+                self._free.append(page.number)
 
-    def find(self, tokens: Tokens) -> tuple[list[Page], int]:
+    def find(self, tokens: Tokens, adapter: int = 0) -> tuple[list[Page], int]:
         """The pages with the longest known prefix of `tokens`, and its length; none if `tokens` are few. The
         last page may have further tokens, which don't count."""
-        found = self._find(tokens)
+        found = self._find(tokens, adapter)
         longer = found[1] + 1
-        if any(parked[:longer] == tokens[:longer] for parked in self._parked.values()):
+        parked = self._parked.values()
+        if any(each == adapter and kept[:longer] == tokens[:longer] for each, kept in parked):
             self._settle()
-            found = self._find(tokens)
+            found = self._find(tokens, adapter)
         return found
 
-    def _find(self, tokens: Tokens) -> tuple[list[Page], int]:
+    def _find(self, tokens: Tokens, adapter: int) -> tuple[list[Page], int]:
         if len(tokens) < LEAST_KEPT:
             return [], 0
-        found = self._walk(tokens)
+        found = self._walk(tokens, adapter)
         num_tokens = min(len(found) * PAGE, len(tokens))
-        page = found[-1] if found else self._root
+        page = found[-1] if found else self._root(adapter)
         nearest, num_common = _nearest(page, tokens[num_tokens : num_tokens + PAGE])
         return ([*found, nearest] if nearest else found), num_tokens + num_common
 
-    def hold(self, tokens: Tokens) -> Sequence[Page]:
+    def hold(self, tokens: Tokens, adapter: int = 0) -> Sequence[Page]:
         """The pages with the longest known prefix of `tokens`, which stay until they are released."""
-        pages = self._find(tokens)[0]
+        pages = self._find(tokens, adapter)[0]
         for page in pages:
             page.num_holders += 1
             self._order.pop(page, None)
@@ -130,22 +137,27 @@ class Pages:
         `is_running`: their requests go on, and will be kept again.
         """
         for slot, tokens in sequences.items():
-            if len(tokens) < LEAST_KEPT:
-                continue
-            pages = self._walk(tokens)
-            self._use(pages)
-            for idx in range(len(pages), -(-len(tokens) // PAGE)):
-                parent = pages[-1] if pages else self._root
-                wanted = tokens[idx * PAGE : (idx + 1) * PAGE]
-                page = self._put(parent, wanted)
-                if page is None:
-                    break
-                pages.append(page)
-                if page.tokens == wanted:
-                    self._sources[page.number] = slot * self._per_slot + idx
-            self._use(pages)
+            pages = self._keep(slot, tokens, int(self._cache.adapters[slot]))
             if is_running:
                 self._yield_first(pages)
+
+    def _keep(self, slot: int, tokens: Tokens, adapter: int) -> list[Page]:
+        """Keeps a sequence, and returns its pages."""
+        if len(tokens) < LEAST_KEPT:
+            return []
+        pages = self._walk(tokens, adapter)
+        self._use(pages)
+        for idx in range(len(pages), -(-len(tokens) // PAGE)):
+            parent = pages[-1] if pages else self._root(adapter)
+            wanted = tokens[idx * PAGE : (idx + 1) * PAGE]
+            page = self._put(parent, wanted)
+            if page is None:
+                break
+            pages.append(page)
+            if page.tokens == wanted:
+                self._sources[page.number] = slot * self._per_slot + idx
+        self._use(pages)
+        return pages
 
     def park(self, sequences: dict[int, Tokens], *, needed: Sequence[int]) -> None:
         """Keeps sequences that have ended in these slots. Those in slots that are `needed` are copied now.
@@ -156,7 +168,8 @@ class Pages:
         self._settle()
         self.keep({slot: sequences.pop(slot) for slot in needed if slot in sequences})
         self.flush()
-        self._parked = sequences
+        # The slots may get other adapters before these sequences are kept.
+        self._parked = {slot: (int(self._cache.adapters[slot]), tokens) for slot, tokens in sequences.items()}
 
     def flush(self) -> None:
         """Makes all copies, at once: a page may be replaced by a sequence whose slot it is copied into."""
@@ -169,11 +182,15 @@ class Pages:
     def _settle(self) -> None:
         parked = self._parked
         self._parked = {}
-        self.keep(parked)
+        for slot, (adapter, tokens) in parked.items():
+            self._keep(slot, tokens, adapter)
 
-    def _walk(self, tokens: Tokens) -> list[Page]:
+    def _root(self, adapter: int) -> Page:
+        return self._roots.setdefault(adapter, Page((), None, -1))
+
+    def _walk(self, tokens: Tokens, adapter: int) -> list[Page]:
         """The pages with whole parts of `tokens`."""
-        page = self._root
+        page = self._root(adapter)
         found: list[Page] = []
         for start in range(0, len(tokens), PAGE):
             child = page.children.get(tokens[start : start + PAGE])

@@ -64,8 +64,8 @@ class _Command:
 
     run: Callable[[], object]
     future: "asyncio.Future[Any] | None" = None
-    slot: SlotName | None = None
-    """The slot that the command changes, if any. The command waits until no request holds that slot."""
+    slot: str = ""
+    """The slot that the command changes; empty if none. The command waits until no request holds it."""
 
 
 class TorchEngine:
@@ -97,7 +97,7 @@ class TorchEngine:
         self._model_dir: Path = snapshot.model_dir
         _set_up_device(config)
         try:
-            self.lanes = Lanes(config, snapshot, exact=exact)
+            self.lanes = self.make_lanes(snapshot, exact=exact)
         except MemoryError as err:
             raise ConfigError(f"the engine of {snapshot.policy!r} cannot start: {err}") from err
         """Owned by the thread. Others may use them while the engine is paused and has no requests."""
@@ -120,7 +120,7 @@ class TorchEngine:
         """Whether an error ended the thread. Guarded by `_wake`."""
         self._is_closing = False
         self._is_paused = False
-        self._changes: dict[SlotName, _Command] = {}
+        self._changes: dict[str, _Command] = {}
         """Changes that wait until their slot is not held. At most one per slot, because of `_load_locks`."""
         self._results: list[tuple[asyncio.Future[Any], object]] = []
         """Outcomes for the next delivery."""
@@ -130,17 +130,23 @@ class TorchEngine:
         self._thread = threading.Thread(target=self._work, name=f"engine-{self._policy}", daemon=True)
         self._thread.start()
 
+    def make_lanes(self, snapshot: WeightSnapshot, *, exact: bool) -> Lanes:
+        """Makes the lanes. Called once, by the constructor. Raises: like the constructor, or MemoryError."""
+        return Lanes(self._config, snapshot, exact=exact)
+
     # --- called from the event loop ---------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, *, policy: str = "") -> Generation:
         """Generates a completion: its tokens, their logprobs, and the version that generated each token.
 
+        `policy`: whose request it is, if several policies share the engine.
         Raises: RolloutError, which is not retryable if the request itself is at fault. A CancelledError has
         the tokens so far.
         """
         decoder = await self._stop_decoder() if request.sampling.stop else None
         future = self._future()
         job = self._job(request, future, decoder)
+        job.policy = policy
         self._post(job)
         try:
             return await future
@@ -231,7 +237,7 @@ class TorchEngine:
             self.num_patched += weights.is_partial
             await self.call(partial(loaded.lane.replace, weights, snapshot.version), slot=name)
 
-    async def call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:
+    async def call(self, run: Callable[[], _ResultT], *, slot: str = "") -> _ResultT:
         """Runs a function in the thread, between two steps. If it changes a slot, it waits for its
         holders."""
         future = self._future()
@@ -347,7 +353,7 @@ class TorchEngine:
             item = self._inbox.popleft()
             if isinstance(item, Job):
                 self._submit(item)
-            elif item.slot is not None:
+            elif item.slot:
                 self._changes[item.slot] = item
             else:
                 self._run(item)
@@ -355,7 +361,7 @@ class TorchEngine:
             self._run(self._changes.pop(name))
         return True
 
-    def _free_slots(self) -> list[SlotName]:
+    def _free_slots(self) -> list[str]:
         """The slots whose waiting change can be made now."""
         return [name for name in self._changes if not self.lanes.is_held(name)]
 
@@ -384,7 +390,7 @@ class TorchEngine:
 
     def _submit(self, job: Job) -> None:
         try:
-            self.lanes.lane_for(job.version, changing=frozenset(self._changes)).submit(job)
+            self.lanes.submit(job, changing=frozenset(self._changes))
         except RolloutError as err:
             job.resolve(err)
 
