@@ -8,6 +8,7 @@ Each view is an `Engine` of its own: it loads its policy's versions, which chang
 requests. Everything else about the engine is that of `TorchEngine`.
 """
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.addons.lora.lanes import AdapterLanes
-from astraflow.errors import RolloutError, WeightsError
+from astraflow.errors import WeightsError
 from astraflow.models.adapters import is_adapter
 from astraflow.protocols import Capacity
 from astraflow.rollout.engine_config import TorchEngineConfig
@@ -63,9 +64,8 @@ class AdapterEngine(TorchEngine):
 
     def make_view(self, policy: str) -> "AdapterView":
         """Returns the engine of one more policy."""
-        name = (
-            f"{policy}.{next(self._names)}"  # a policy that follows another one has its versions, but later
-        )
+        # A policy that follows another one has its versions, but later, so names alone don't tell them apart.
+        name = f"{policy}.{next(self._names)}"
         self._views.append(name)
         return AdapterView(self, name, policy)
 
@@ -79,11 +79,12 @@ class AdapterEngine(TorchEngine):
             )
         name = f"{view}/{slot}"
         lanes = self._adapters
-        if await self.call(partial(lanes.version_in, name)) == snapshot.version:
-            return
-        num_bytes = sum(tensor.data.nbytes for tensor in snapshot.tensors if is_adapter(tensor.name))
-        weights = await off_loop(num_bytes, lanes.adapters.read, snapshot.tensors, who)
-        await self.call(partial(lanes.install, name, weights, snapshot.version), slot=name)
+        async with self._load_locks.setdefault(name, asyncio.Lock()):
+            if await self.call(partial(lanes.version_in, name)) == snapshot.version:
+                return
+            num_bytes = sum(tensor.data.nbytes for tensor in snapshot.tensors if is_adapter(tensor.name))
+            weights = await off_loop(num_bytes, lanes.adapters.read, snapshot.tensors, who)
+            await self.call(partial(lanes.install, name, weights, snapshot.version), slot=name)
 
     async def score_with(self, view: str, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs [T - 1] of tokens 1..T-1 under a view's newest version. Raises: RolloutError."""
@@ -118,8 +119,7 @@ class AdapterEngine(TorchEngine):
         if not self._views:
             await self.close()
             return
-        for job in await self.call(partial(self._adapters.remove, view)):
-            job.resolve(RolloutError(f"the engine of {view!r} was closed"))
+        await self.call(partial(self._adapters.remove, view))
         await self.set_paused(view, is_paused=False)
 
 

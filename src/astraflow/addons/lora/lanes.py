@@ -1,7 +1,8 @@
 """The lane of an engine that several policies share: one base, and an adapter per policy and weight slot.
 
-A slot is named `VIEW/live` or `VIEW/pinned`, and has an adapter from the first version in it on. So one lane
-serves what would otherwise be two lanes per policy, and its batch mixes requests of all adapters.
+A slot is named `POLICY.NUMBER/live` or `POLICY.NUMBER/pinned`, since a policy may have several views. It has
+an adapter from the first version in it on. So one lane serves what would otherwise be two lanes per policy,
+and its batch mixes requests of all adapters.
 """
 
 from collections.abc import Sequence
@@ -143,9 +144,9 @@ class AdapterLanes(Lanes):
         # As in `Lanes.lane_for`, a holder of the pinned slot doesn't delay the next live version.
         exact = [slot for slot in (pinned, live) if self.version_in(slot) == job.version]
         usable = [live] if job.version < 0 else [slot for slot in exact if slot not in changing]
-        if not usable:
+        if not usable or usable[0] not in self._numbers:
             raise RolloutError(
-                f"version {job.version} of {job.policy!r} is in no slot: live is version "
+                f"version {job.version} of {_policy_of(job.policy)!r} is in no slot: live is version "
                 f"{self.version_in(live)}, pinned is {self.version_in(pinned)}; load it into the pinned slot "
                 "first"
             )
@@ -157,13 +158,16 @@ class AdapterLanes(Lanes):
         self.adapters.chosen.choose(np.array([self._numbers[slot]]))
         return self.lane.score(token_ids)
 
-    def remove(self, view: str) -> list[Job]:
-        """Removes a view's adapters, and returns its requests, which are dropped."""
-        dropped = [job for job in self.lane.jobs if job.policy == view]
-        for job in dropped:
+    def remove(self, view: str) -> None:
+        """Removes a view's adapters. Its requests fail."""
+        for job in [job for job in self.lane.jobs if job.policy == view]:
             self.lane.drop(job)
+            job.resolve(RolloutError(f"the engine of {_policy_of(view)!r} was closed"))
         for slot in [slot for slot in self._numbers if slot.rpartition("/")[0] == view]:
             number = self._numbers.pop(slot)
             self.lane.recompute(number)  # forgets its prefixes
             self._free.append(number)
-        return dropped
+
+
+def _policy_of(view: str) -> str:
+    return view.rpartition(".")[0]

@@ -62,7 +62,7 @@ class Projection:
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x @ weight.T + bias, in one pass if there is no bias and all have the same dtype."""
         if residual.dtype != self.weight.dtype:
-            return residual + self(x)
+            return residual + functional.linear(x, self.weight, self.bias)
         out = torch.addmm(residual, x, self.weight.t())
         return out if self.bias is None else out + self.bias
 
