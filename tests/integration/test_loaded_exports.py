@@ -22,7 +22,7 @@ from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import FileInfo
 from astraflow.weights.manifest import build_manifest, pack
-from astraflow.weights.snapshot import model_files, with_dtype
+from astraflow.weights.snapshot import model_files, with_base, with_dtype
 from astraflow.weights.stores.chunk_store import ChunkStore
 from drivers.trainer_builders import logprobs_alone, make_batch, make_sample, make_samples, save_model
 
@@ -70,7 +70,7 @@ def export(learner: LossLearner, base: Path, folder: Path) -> Path:
     run = RunFolder(folder / "run")
     run.create()
     run.save_recipe(load_recipe(source))
-    tensors = tuple(learner.export())
+    tensors = with_base(tuple(learner.export()), base)
     store = ChunkStore(run.weights / "actor", keep=4)
     files = tuple(
         FileInfo(name=name, chunk=store.put(path.read_bytes())) for name, path in model_files(base).items()
@@ -109,7 +109,8 @@ def test_a_loaded_export_has_the_trainers_logprobs(
     peft = pytest.importorskip("peft")
     learner = train(base, lr, **backend)
     expected = trainers_logprobs(learner)
-    published = {t.name: torch_tensor(t) for t in merge_adapters(tuple(learner.export()))}
+    tensors = with_base(tuple(learner.export()), base)
+    published = {t.name: torch_tensor(t) for t in merge_adapters(tensors)}
     exported = export(learner, base, tmp_path)
     saved = checkpoint(learner, base, tmp_path)
     start = AutoModelForCausalLM.from_pretrained(base)

@@ -35,7 +35,7 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types.host_tensors import HostTensor
-from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
+from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder, with_base
 from drivers.model_gallery import FAMILIES, HUB, REFUSED, save_hub_folder, save_tiny
 from drivers.trainer_builders import logprobs_alone, make_batch, make_sample, make_samples
 from drivers.weight_fakes import weight_rig
@@ -140,7 +140,7 @@ def lora_verdict(folder: Path) -> str:
         except ConfigError:
             continue
         assert contents(tensors) != contents(read_model(folder))
-        check_logprobs(backend, filled(folder, tensors))
+        check_logprobs(backend, filled(folder, with_base(tensors, folder)))
         return targets
     return "no"
 

@@ -184,7 +184,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "adapters": make_tiny_model,
 }
 BACKENDS: dict[str, dict[str, Any]] = {
-    "tied, merged adapters": {"lora": {"rank": 2}},
+    "tied, merged adapters": {"lora": {"rank": 2, "publish": "merged"}},
     "adapters": {"lora": {"rank": 2, "publish": "adapters"}},
 }
 

@@ -22,6 +22,8 @@ texts = st.lists(st.integers(0, 1), max_size=CONTEXT - 1).map(tuple) | st.builds
     lambda same, rest: (0,) * same + tuple(rest), st.integers(0, 24), st.lists(st.integers(0, 1), max_size=7)
 )
 slots = st.integers(0, SLOTS - 1)
+adapters = st.integers(0, 1)
+sequences = st.lists(st.tuples(adapters, texts), max_size=SLOTS)
 
 
 @pytest.fixture(autouse=True)
@@ -37,94 +39,101 @@ def most_common(kept: Iterable[Tokens], tokens: Tokens) -> int:
 
 
 class Pool(RuleBasedStateMachine):
-    """Keeps, parks, finds, copies, holds, and forgets in any order.
+    """Keeps, parks, finds, copies, holds, and forgets in any order, for two adapters.
 
-    The value at a position of a slot is a number of the whole sequence up to there, and of the version.
+    The value at a position of a slot is a number of the whole sequence up to there, of its adapter, and of the
+    adapter's version.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.cache = KvCache(SHAPE, num_slots=SLOTS + SPARE, max_context=CONTEXT)
         self.pages = Pages(self.cache, SPARE)
-        self.version = 0
-        self.kept: set[Tokens] = set()
-        self.held: list[tuple[Tokens, list[Page]]] = []
+        self.versions = [0, 0]
+        self.kept: tuple[set[Tokens], set[Tokens]] = (set(), set())
+        self.held: list[tuple[int, Tokens, list[Page]]] = []
         self.parked: set[int] = set()
 
-    def values(self, tokens: Tokens) -> list[int]:
-        return [hash((self.version, tokens[: n + 1])) % 2**20 for n in range(len(tokens))]
+    def values(self, adapter: int, tokens: Tokens) -> list[int]:
+        who = (adapter, self.versions[adapter])
+        return [hash((who, tokens[: n + 1])) % 2**20 for n in range(len(tokens))]
 
-    def fill(self, slot: int, tokens: Tokens, start: int = 0) -> None:
-        numbers = torch.tensor(self.values(tokens)[start:], dtype=torch.float32)
+    def fill(self, slot: int, adapter: int, tokens: Tokens, start: int = 0) -> None:
+        self.cache.adapters[slot] = adapter
+        numbers = torch.tensor(self.values(adapter, tokens)[start:], dtype=torch.float32)
         for whole in self.cache.tensors:
             whole[:, slot, :, start : len(tokens)] = numbers[None, None, :, None]
 
-    @rule(slot=slots, tokens=texts, is_running=st.booleans())
-    def keep(self, slot: int, tokens: Tokens, is_running: bool) -> None:
+    @rule(slot=slots, adapter=adapters, tokens=texts, is_running=st.booleans())
+    def keep(self, slot: int, adapter: int, tokens: Tokens, is_running: bool) -> None:
         self.pages.flush()
-        self.fill(slot, tokens)
+        self.fill(slot, adapter, tokens)
         self.pages.keep({slot: tokens}, is_running=is_running)
         self.pages.flush()
         self.parked.clear()
-        self.kept.add(tokens)
+        self.kept[adapter].add(tokens)
 
-    @rule(tokens=st.lists(texts, max_size=SLOTS), needed=st.sets(slots))
-    def park(self, tokens: list[Tokens], needed: set[int]) -> None:
+    @rule(ended=sequences, needed=st.sets(slots))
+    def park(self, ended: list[tuple[int, Tokens]], needed: set[int]) -> None:
         self.pages.flush()
-        for slot, each in enumerate(tokens):
-            self.fill(slot, each)
-        self.pages.park(dict(enumerate(tokens)), needed=sorted(needed))
+        for slot, (adapter, tokens) in enumerate(ended):
+            self.fill(slot, adapter, tokens)
+            self.kept[adapter].add(tokens)
+        self.pages.park({slot: tokens for slot, (_, tokens) in enumerate(ended)}, needed=sorted(needed))
         for slot in needed:
-            self.fill(slot, (1,) * 9 + (slot,))
-        self.kept.update(tokens)
+            self.fill(slot, slot % 2, (1,) * 9 + (slot,))
 
-    @rule(prompts=st.lists(texts, min_size=1, max_size=SLOTS))
-    def admit(self, prompts: list[Tokens]) -> None:
+    @rule(prompts=sequences)
+    def admit(self, prompts: list[tuple[int, Tokens]]) -> None:
         """Several requests at once, which get all that is known of their prompts."""
         lengths: list[int] = []
-        for slot, tokens in enumerate(prompts):
-            found, length = self.pages.find(tokens)
-            assert length <= most_common(self.kept, tokens)
+        for slot, (adapter, tokens) in enumerate(prompts):
+            found, length = self.pages.find(tokens, adapter)
+            assert length <= most_common(self.kept[adapter], tokens)
             assert -(-length // PAGE) == len(found)
             self.pages.copy(found, slot)
+            self.cache.adapters[slot] = adapter
             lengths.append(length)
         self.pages.flush()
-        for slot, (tokens, length) in enumerate(zip(prompts, lengths, strict=True)):
+        for slot, ((adapter, tokens), length) in enumerate(zip(prompts, lengths, strict=True)):
             for whole in self.cache.tensors:
                 there = whole[:, slot, 0, :length, :]
-                wanted = torch.tensor(self.values(tokens)[:length], dtype=torch.float32)
+                wanted = torch.tensor(self.values(adapter, tokens)[:length], dtype=torch.float32)
                 assert (there == wanted[None, :, None]).all()
-            self.fill(slot, tokens, start=length)
-        self.pages.keep(dict(enumerate(prompts)), is_running=True)
+            self.fill(slot, adapter, tokens, start=length)
+            self.kept[adapter].add(tokens)
+        self.pages.keep({slot: tokens for slot, (_, tokens) in enumerate(prompts)}, is_running=True)
         self.pages.flush()
-        self.kept.update(prompts)
 
-    @rule(tokens=texts)
-    def hold(self, tokens: Tokens) -> None:
-        pages = list(self.pages.hold(tokens))
-        self.held.append((tokens, pages))
+    @rule(adapter=adapters, tokens=texts)
+    def hold(self, adapter: int, tokens: Tokens) -> None:
+        pages = list(self.pages.hold(tokens, adapter))
+        self.held.append((adapter, tokens, pages))
 
     @rule()
     def release(self) -> None:
         if self.held:
-            tokens, pages = self.held.pop(0)
-            found, _ = self.pages.find(tokens)
+            adapter, tokens, pages = self.held.pop(0)
+            found, _ = self.pages.find(tokens, adapter)
             whole = pages[:-1]
             assert found[: len(whole)] == whole, "what is held stays"
             self.pages.release(pages)
 
-    @rule()
-    def change_version(self) -> None:
-        while self.held:
-            self.pages.release(self.held.pop()[1])
-        self.pages.clear()
-        self.version += 1
-        self.kept.clear()
+    @rule(changed=st.sampled_from([(0,), (1,), (0, 1)]))
+    def change_version(self, changed: tuple[int, ...]) -> None:
+        for adapter, _, pages in self.held:
+            if adapter in changed:
+                self.pages.release(pages)
+        self.held = [each for each in self.held if each[0] not in changed]
+        self.pages.clear(None if len(changed) == 2 else changed[0])
+        for adapter in changed:
+            self.versions[adapter] += 1
+            self.kept[adapter].clear()
 
     @invariant()
     def every_page_is_somewhere_once(self) -> None:
         numbers: list[int] = []
-        waiting = [self.pages._root]
+        waiting = [*self.pages._roots.values()]
         while waiting:
             page = waiting.pop()
             for tokens, child in page.children.items():

@@ -87,8 +87,8 @@ class SavedVersions:
         check_digest(manifest, buffer)
         files = {check_file_name(f.name): self._read(manifest, f.chunk) for f in manifest.files}
         tensors = tensors_of(manifest, buffer)
-        if BASE_FILE in files and are_adapters(tensor.name for tensor in tensors):
-            base = read_base(manifest, files.pop(BASE_FILE))
+        if are_adapters(tensor.name for tensor in tensors):
+            base = read_base(manifest, files.pop(BASE_FILE, b""))
             whole = self._buffer([base])
             check_digest(base, whole)
             tensors = (*tensors_of(base, whole), *tensors)

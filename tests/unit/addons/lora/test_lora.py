@@ -1,4 +1,4 @@
-"""Adapters: trained alone, published merged or beside the base, and read by PEFT."""
+"""Adapters: trained alone, published merged or without their base, and read by PEFT."""
 
 import shutil
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from astraflow.addons.lora.lora import Lora
 from astraflow.errors import ConfigError, DataError, WeightsError
-from astraflow.models.adapters import adapted_names, is_adapter, merge_adapters
+from astraflow.models.adapters import adapted_names, are_adapters, is_adapter, merge_adapters
 from astraflow.models.loading import (
     empty_causal_lm,
     export_tensors,
@@ -20,15 +21,23 @@ from astraflow.models.loading import (
     load_causal_lm,
     torch_tensor,
 )
+from astraflow.trainer.backend_config import LoraConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import Sample
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
-from astraflow.weights.snapshot import read_model, read_safetensors, snapshot_to_folder
+from astraflow.weights.snapshot import read_model, read_safetensors, snapshot_to_folder, with_base
 from drivers.model_gallery import save_tiny
 from drivers.rank_runs import make_experts
-from drivers.trainer_builders import logprobs_alone, make_batch, make_sample, make_samples, save_model
+from drivers.trainer_builders import (
+    logprobs_alone,
+    make_batch,
+    make_sample,
+    make_samples,
+    make_tiny_model,
+    save_model,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +58,15 @@ def train(backend: LossLearner, num_steps: int = 3) -> LossLearner:
     return backend
 
 
+def published(backend: LossLearner, model_dir: Path) -> tuple[HostTensor, ...]:
+    """The tensors of a version as an engine gets them."""
+    return with_base(tuple(backend.export()), model_dir)
+
+
 def served(backend: LossLearner, model_dir: Path) -> Any:
     """The model as an engine has it."""
     model = empty_causal_lm(model_dir)
-    install_tensors(model, backend.export())
+    install_tensors(model, published(backend, model_dir))
     return model
 
 
@@ -72,22 +86,22 @@ def contents(tensors: Iterable[HostTensor]) -> dict[str, bytes]:
     return {t.name: t.data.tobytes() for t in tensors}
 
 
-def test_only_the_adapters_change_and_the_base_is_published_as_it_was(model_dir: Path) -> None:
+def test_only_the_adapters_are_published_and_all_of_them_change(model_dir: Path) -> None:
     base = contents(read_model(model_dir))
     backend = make(model_dir)
     before, after = contents(backend.export()), contents(train(backend).export())
     assert before.keys() == after.keys()
-    assert {name: data for name, data in after.items() if not is_adapter(name)} == base
-    changed = {name for name in after if after[name] != before[name]}
-    assert changed == {name for name in after if is_adapter(name)}
+    assert {name for name in after if after[name] != before[name]} == after.keys()
+    assert are_adapters(after)
     assert adapted_names(after) == sorted(name for name in base if "_proj" in name)
+    assert {t.name: t.data.tobytes() for t in export_tensors(backend.backend._model)}.items() >= base.items()
 
 
 def test_untrained_adapters_change_nothing_and_trained_ones_mean_the_same_merged(model_dir: Path) -> None:
     sample = make_sample()
     expected = logprobs_alone(load_causal_lm(model_dir), sample)
     for num_steps in (0, 3):
-        beside = tuple(train(make(model_dir), num_steps).export())
+        beside = published(train(make(model_dir), num_steps), model_dir)
         plain = tuple(train(make(model_dir, publish="merged"), num_steps).export())
         assert contents(merge_adapters(beside)) == contents(plain)
         models = [empty_causal_lm(model_dir), empty_causal_lm(model_dir)]
@@ -115,6 +129,19 @@ def test_what_is_served_is_what_is_trained(model_dir: Path) -> None:
     result = backend.train_step(make_batch(samples, step=3))
     gap = next(m.value for m in result.metrics if m.name == "behavior_gap_max")
     assert gap < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for what peft asks of it
+def test_rslora_scales_by_the_root_of_the_rank_here_and_in_peft(model_dir: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    scales = [Lora.add_to(make_tiny_model(), LoraConfig(rank=9, alpha=6.0, rslora=rs), base=model_dir, seed=0)
+              for rs in (False, True)]  # fmt: skip
+    assert [lora.scale for lora in scales] == pytest.approx([6 / 9, 2.0])
+    backend = train(make(model_dir, rank=9, alpha=6.0, rslora=True))
+    backend.save(tmp_path)()
+    expected = logprobs_alone(served(backend, model_dir), make_sample())
+    adapted = peft.PeftModel.from_pretrained(load_causal_lm(model_dir), tmp_path / "adapter")
+    assert torch.allclose(logprobs_alone(adapted, make_sample()), expected, atol=1e-5)
 
 
 def test_adapters_learn_what_is_rewarded(model_dir: Path) -> None:
@@ -151,7 +178,7 @@ def test_a_checkpoint_opens_with_transformers_and_its_adapter_with_peft(
     backend = train(make(folder, publish=publish, alpha=40.0))
     backend.save(tmp_path)()
     shutil.copy(folder / "config.json", tmp_path)
-    assert contents(read_model(tmp_path)) == contents(merge_adapters(tuple(backend.export())))
+    assert contents(read_model(tmp_path)) == contents(merge_adapters(published(backend, folder)))
     sample = make_sample()
     expected = logprobs_alone(served(backend, folder), sample)
     assert (expected - logprobs_alone(load_causal_lm(folder), sample)).abs().max() > 0.01
@@ -182,8 +209,8 @@ def test_a_checkpoint_goes_on_only_with_the_base_and_the_factors_that_it_had(
 def test_a_patch_of_adapters_equals_a_full_load(model_dir: Path) -> None:
     backend = make(model_dir)
     patched, full = empty_causal_lm(model_dir), empty_causal_lm(model_dir)
-    install_tensors(patched, backend.export())
-    tensors = tuple(train(backend).export())
+    install_tensors(patched, published(backend, model_dir))
+    tensors = published(train(backend), model_dir)
     changed = {t.name: np.arange(t.data.nbytes // 4) for t in tensors if is_adapter(t.name)}
     fitted = fit_tensors(patched, tensors, changed=changed)
     assert len(fitted.pairs) == len(changed) / 2
@@ -192,8 +219,10 @@ def test_a_patch_of_adapters_equals_a_full_load(model_dir: Path) -> None:
     assert contents(export_tensors(patched)) == contents(export_tensors(full))
 
 
-def test_bfloat16_is_for_the_base_alone(model_dir: Path) -> None:
-    tensors = tuple(train(make(model_dir, dtype="bfloat16")).export())
+def test_adapters_are_float32_and_are_merged_in_float32(model_dir: Path, tmp_path: Path) -> None:
+    narrow = make_tiny_model().to(torch.bfloat16)
+    narrow.save_pretrained(tmp_path)
+    tensors = published(train(make(tmp_path, dtype="bfloat16")), tmp_path)
     assert {t.dtype for t in tensors if is_adapter(t.name)} == {"float32"}
     assert {t.dtype for t in tensors if not is_adapter(t.name)} == {"bfloat16"}
     base = {t.name: torch_tensor(t).float() for t in tensors}
@@ -205,7 +234,7 @@ def test_bfloat16_is_for_the_base_alone(model_dir: Path) -> None:
 
 
 def test_adapters_that_do_not_fit_are_refused(model_dir: Path) -> None:
-    tensors = list(make(model_dir).export())
+    tensors = list(published(make(model_dir), model_dir))
     factor = next(i for i, t in enumerate(tensors) if t.name.endswith("q_proj.lora_A.weight"))
     model = empty_causal_lm(model_dir)
     with pytest.raises(WeightsError, match="only one of its two factors"):
@@ -228,7 +257,7 @@ def test_a_snapshot_opens_with_transformers_and_its_adapter_with_peft(
 ) -> None:
     peft = pytest.importorskip("peft")
     backend = train(make(model_dir, alpha=5.0))
-    tensors = tuple(backend.export())
+    tensors = published(backend, model_dir)
     snapshot_to_folder(WeightSnapshot("actor", 3, tensors, model_dir), tmp_path / "out")
     sample = make_sample()
     expected = logprobs_alone(served(backend, model_dir), sample)
@@ -239,7 +268,7 @@ def test_a_snapshot_opens_with_transformers_and_its_adapter_with_peft(
 
 
 def test_the_adapter_folder_has_pefts_names_and_settings(model_dir: Path, tmp_path: Path) -> None:
-    tensors = tuple(train(make(model_dir)).export())
+    tensors = published(train(make(model_dir)), model_dir)
     files = tmp_path / "files"
     files.mkdir()
     (files / "config.json").write_text((model_dir / "config.json").read_text())
@@ -275,7 +304,7 @@ def test_named_experts_get_factors_of_their_own_and_nothing_else_changes(experts
     base = contents(read_model(experts_dir))
     backend = make(experts_dir)
     before, after = contents(backend.export()), contents(train(backend).export())
-    assert {name: data for name, data in after.items() if not is_adapter(name)} == base
+    assert are_adapters(after)
     assert {name for name in after if after[name] != before[name]} >= {
         f"base_model.model.model.layers.1.mlp.experts.{expert}.{projection}_proj.lora_B.weight"
         for expert in range(4)
