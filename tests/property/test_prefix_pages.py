@@ -41,8 +41,8 @@ def most_common(kept: Iterable[Tokens], tokens: Tokens) -> int:
 class Pool(RuleBasedStateMachine):
     """Keeps, parks, finds, copies, holds, and forgets in any order, for two adapters.
 
-    The value at a position of a slot is a number of the whole sequence up to there, of its adapter, and of the
-    adapter's version.
+    The value at a position of a slot is a number of the whole sequence up to there, of its adapter, and of
+    the adapter's version.
     """
 
     def __init__(self) -> None:
