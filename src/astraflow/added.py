@@ -74,6 +74,7 @@ __all__ = [
     "router_replay",
     "run_only",
     "runs",
+    "served_with",
     "share_bases",
     "try_episode",
     "with_bases",
@@ -112,6 +113,7 @@ _PLACES = {
     "screen_page": ("view.screen:make_screen", "the live screen"),
     "trackers_page": ("trackers.tracking:make_page", "trackers"),
     "try_episode": ("one_process.trial:try_episode", "astraflow.try_episode"),
+    "served_with": ("lora.sharing:served_with", "adapters of one base"),
     "viewer_page": ("view.lazy_viewer:make_viewer", "view"),
 }
 """Where each part is, below `astraflow.addons`, and what needs it."""
@@ -152,6 +154,11 @@ def router_replay(model: "Module") -> "RouterReplay | None":
 def base_notes(recipe: "Recipe") -> list[str]:
     """Returns a message for each base that policies share."""
     return [note for notes in _present("base_notes") for note in notes(recipe)]
+
+
+def served_with(recipe: "Recipe") -> dict[str, str]:
+    """Returns policy -> the policy in whose engine it is served, for those without an engine of their own."""
+    return next((served(recipe) for served in _present("served_with")), {})
 
 
 def share_bases(recipe: "Recipe", make: "Callable[[WeightSnapshot], Engine]") -> "Callable[..., Engine]":

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from astraflow import added
 from astraflow.config import Config
 from astraflow.dataflow.config import AUTO_BATCH
 from astraflow.errors import ConfigError, DataError
@@ -104,9 +105,14 @@ def slot_bytes(recipe: Recipe, *, with_evals: bool = True) -> float:
         return 0.0
     size = 4 if engine.dtype == "float32" else 2
     total = 0.0
-    for policy in recipe.policies.values():
-        # Evaluations of a policy whose weights change run from a second weight slot with its own cache.
-        num_caches = 2 if with_evals and recipe.eval.sets and policy.role != "frozen" else 1
+    served_with = added.served_with(recipe)
+    for name, policy in recipe.policies.items():
+        # Evaluations of a policy whose weights change run from a second weight slot with its own cache. For
+        # policies that share an engine, that is one more adapter, and all of them share a cache.
+        has_two = with_evals and recipe.eval.sets and policy.role != "frozen"
+        num_caches = 2 if has_two and name not in served_with.values() else 1
+        if name in served_with:
+            continue
         total += num_caches * cached_values(_model_config(policy.model_dir)) * size * engine.context
     return total * (1 + engine.prefix_pool)
 

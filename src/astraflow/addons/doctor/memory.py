@@ -80,9 +80,10 @@ def host_needs(recipe: Recipe) -> tuple[HostNeed, ...]:
     engine_bytes = 4.0
     if _is_on_cpu(engine):
         engine_bytes = 12.0 if recipe.eval.sets else 8.0
-    engines = engine_bytes * sum(sizes.values())
+    served = sum(size for name, size in sizes.items() if name not in added.served_with(recipe))
+    engines = engine_bytes * served
     cache = _cache_bytes(recipe)
-    one_copy = 2.0 * sum(sizes.values()) + _cache_bytes(recipe, with_evals=False)
+    one_copy = 2.0 * served + _cache_bytes(recipe, with_evals=False)
     each = _PROCESS_BYTES + engines + cache
     services = HostNeed("rollout service", recipe.max_services, each, certain=one_copy, is_service=True)
     needs = [services]
@@ -207,9 +208,12 @@ def _trainer_bytes(policy: PolicyConfig) -> int:
 
     Weights, gradients, two moments and the published copy take 4 bytes each. If the trainer computes on a
     GPU, only these are in host memory: the published copy, that of the moments for a checkpoint, and the
-    moments if they are offloaded. The weights of a checkpoint are in the memory of the first rank alone.
+    moments if they are offloaded. The weights of a checkpoint are in the memory of the first rank alone. Of
+    adapters, only the frozen weights count.
     """
     backend = policy.train.backend
+    if isinstance(backend, TorchBackendConfig) and backend.lora.rank and backend.lora.publish == "adapters":
+        return 4 if _is_on_cpu(backend) else 0
     if _is_on_cpu(backend):
         return 20
     if not isinstance(backend, TorchBackendConfig):

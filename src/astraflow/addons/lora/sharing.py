@@ -15,7 +15,7 @@ from astraflow.types.host_tensors import WeightSnapshot
 if TYPE_CHECKING:
     from astraflow.addons.lora.engine import AdapterEngine
 
-__all__ = ["SharedBases", "base_notes", "shared_bases"]
+__all__ = ["SharedBases", "base_notes", "served_with", "shared_bases"]
 
 
 def shared_bases(recipe: Recipe) -> dict[str, list[str]]:
@@ -35,18 +35,27 @@ def shared_bases(recipe: Recipe) -> dict[str, list[str]]:
         lora = None if settings is None else settings.lora
         if source is not None and lora is not None and lora.rank and lora.publish == "adapters":
             groups.setdefault(source.model, []).append(name)
-    return {model: names for model, names in groups.items() if len(names) > 1}
+    several = {model: names for model, names in groups.items() if len(names) > 1}
+    return {model: names for model, names in several.items() if _may_be_shareable(Path(model).expanduser())}
 
 
 def base_notes(recipe: Recipe) -> Iterator[str]:
     """Yields a message for each base that policies share."""
     for model, names in shared_bases(recipe).items():
-        model_dir = recipe.policies[names[0]].model_dir
-        if not (model_dir / "config.json").is_file() or is_shareable(model_dir):
-            yield (
-                f"{', '.join(names)}: train adapters of one base, {model}, which each rollout service loads "
-                "once and serves with one engine"
-            )
+        yield (
+            f"{', '.join(names)}: train adapters of one base, {model}, which each rollout service loads once "
+            "and serves with one engine"
+        )
+
+
+def served_with(recipe: Recipe) -> dict[str, str]:
+    """Policy without an engine of its own -> the policy whose engine serves it, in a rollout service."""
+    return {name: names[0] for names in shared_bases(recipe).values() for name in names[1:]}
+
+
+def _may_be_shareable(model_dir: Path) -> bool:
+    """`is_shareable`, if the model is on this machine. A rollout service checks the one that it fetches."""
+    return not (model_dir / "config.json").is_file() or is_shareable(model_dir)
 
 
 def is_shareable(model_dir: Path) -> bool:

@@ -130,6 +130,13 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("policies.actor.train.backend={device: cuda:0, offload_optimizer: true}",),
             4 * 0.5 + 2 + 1 + 3 + 2,
         ),
+        # An adapter's trainer has the frozen weights alone.
+        ((_TORCH + "{lora: {rank: 8}}",), 4 * 0.5 + 2 + 1),
+        # Another role of the same base adds a trainer and two processes, but no engine.
+        (
+            (_TORCH + "{lora: {rank: 8}}", "policies.other={extends: actor}"),
+            6 * 0.5 + 2 + 2 * 1,
+        ),
     ],
 )
 async def test_the_memory_of_a_run_is_that_of_the_host(
