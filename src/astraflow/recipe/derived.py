@@ -107,12 +107,12 @@ def slot_bytes(recipe: Recipe, *, with_evals: bool = True) -> float:
     total = 0.0
     served_with = added.served_with(recipe)
     for name, policy in recipe.policies.items():
-        # Evaluations of a policy whose weights change run from a second weight slot with its own cache. For
-        # policies that share an engine, that is one more adapter, and all of them share a cache.
-        has_two = with_evals and recipe.eval.sets and policy.role != "frozen"
-        num_caches = 2 if has_two and name not in served_with.values() else 1
         if name in served_with:
             continue
+        # Evaluations of a policy whose weights change run from a second weight slot with its own cache. In an
+        # engine that policies share, that is one more adapter.
+        has_two = with_evals and recipe.eval.sets and policy.role != "frozen"
+        num_caches = 2 if has_two and name not in served_with.values() else 1
         total += num_caches * cached_values(_model_config(policy.model_dir)) * size * engine.context
     return total * (1 + engine.prefix_pool)
 

@@ -111,6 +111,9 @@ def model_of(num_parameters: int, folder: Path) -> Path:
     return folder
 
 
+_TORCH = "policies.actor.train.backend="
+
+
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """2**28 parameters, all of which are read once."""
@@ -145,15 +148,12 @@ async def test_the_memory_of_a_run_is_that_of_the_host(
     made = recipe(tmp_path, f"policies.actor.model={large_model}", "rollout.services=1", *devices)
     async with aclosing(examine(made, tmp_path / "run")) as told:
         detail = await anext(f.detail async for f in told if f.check == "memory of the run")
-    (need,) = re.findall(r"about ([\d.]+) GiB for 4 processes", detail)
+    (need,) = re.findall(r"about ([\d.]+) GiB for [46] processes", detail)
     assert float(need) == pytest.approx(gib, abs=0.06)
-    assert ("besides the memory of GPUs" in detail) == bool(devices)
+    assert ("besides the memory of GPUs" in detail) == any("cuda" in each for each in devices)
     engine = 1 if any("engine" in device for device in devices) else 2
     assert f"rollout service {0.5 + engine:.1f}" in detail
     assert "trainer-actor " in detail
-
-
-_TORCH = "policies.actor.train.backend="
 
 
 @pytest.mark.timeout(60)
