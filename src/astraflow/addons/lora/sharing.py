@@ -1,6 +1,7 @@
 """Which policies share a base, and the engines of a rollout service that follow from it. Imports no torch."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from astraflow.addons.lora.engine import AdapterEngine
 
 __all__ = ["SharedBases", "base_notes", "served_with", "shared_bases"]
+
+_log = logging.getLogger(__name__)
 
 
 def shared_bases(recipe: Recipe) -> dict[str, list[str]]:
@@ -91,4 +94,5 @@ class SharedBases:
         engine = self._engines.get(snapshot.base)
         if engine is None or engine.is_closed:
             engine = self._engines[snapshot.base] = AdapterEngine(config, snapshot)
+        _log.info("policy %s is served by the engine of %s", snapshot.policy, snapshot.base)
         return engine.make_view(snapshot.policy)
