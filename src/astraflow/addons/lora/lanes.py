@@ -7,6 +7,7 @@ and its batch mixes requests of all adapters.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,19 +71,6 @@ class _AdaptedForward:
         return self._inner.score(tokens)
 
 
-class _Update:
-    """New factors of an adapter, which a lane installs."""
-
-    def __init__(self, adapters: Adapters, number: int, weights: AdapterWeights) -> None:
-        self._adapters = adapters
-        self._number = number
-        self._weights = weights
-
-    def install(self) -> None:
-        """Overwrites the adapter."""
-        self._adapters.write(self._number, self._weights)
-
-
 class AdapterLanes(Lanes):
     """The lane of all adapters of one base. The adapters among the first snapshot's tensors are ignored.
 
@@ -124,7 +112,7 @@ class AdapterLanes(Lanes):
         """Puts a version into a slot. The slot's running requests continue on it."""
         if slot in self._numbers:
             number = self._numbers[slot]
-            self.lane.replace(_Update(self.adapters, number, weights), version, number)
+            self.lane.replace(partial(self.adapters.write, number, weights), version, number)
             return
         if self._free:
             number = self._free.pop()

@@ -14,8 +14,7 @@ replaced, recomputed, or shared between requests is always that of one adapter.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -53,13 +52,6 @@ _MAX_DELAY_STEPS = 4
 pays to wait for other requests to share it."""
 _ADMISSION_SHARE = 16
 """Admission is not delayed once there is a waiting request for every 16 running ones."""
-
-
-class NewWeights(Protocol):
-    """Weights that were checked against a model."""
-
-    def install(self) -> None:
-        """Overwrites the model's weights in place. Cannot fail halfway."""
 
 
 class Lane:
@@ -189,10 +181,10 @@ class Lane:
         self._staged = None
         return jobs
 
-    def replace(self, weights: NewWeights, version: int, adapter: int = 0) -> None:
+    def replace(self, install: Callable[[], None], version: int, adapter: int = 0) -> None:
         """Installs another version, of the model or of one adapter. Its running requests continue on it, with
         recomputed keys and values."""
-        weights.install()
+        install()
         self._forward.refresh()
         self.versions[adapter] = version
         self._rows.mark_version(version, adapter)

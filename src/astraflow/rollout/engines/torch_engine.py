@@ -235,7 +235,7 @@ class TorchEngine:
             with _memory_for(snapshot):
                 weights = await off_loop(num_bytes, _fit, loaded, snapshot)
             self.num_patched += weights.is_partial
-            await self.call(partial(loaded.lane.replace, weights, snapshot.version), slot=name)
+            await self.call(partial(loaded.lane.replace, weights.install, snapshot.version), slot=name)
 
     async def call(self, run: Callable[[], _ResultT], *, slot: str = "") -> _ResultT:
         """Runs a function in the thread, between two steps. If it changes a slot, it waits for its

@@ -288,7 +288,7 @@ def test_new_weights_take_over_in_mid_generation_with_recomputed_keys_and_values
     bench.forward.prefills.clear()
     newer = make_random_model(seed=9)
     with torch.inference_mode():
-        bench.lane.replace(fit_tensors(bench.model, export_tensors(newer)), 7)
+        bench.lane.replace(fit_tensors(bench.model, export_tensors(newer)).install, 7)
     bench.steps()
     models = {0: make_random_model(seed=0), 7: newer}
     for name, prompt in {**prompts, "late": (7, 8, 9)}.items():
@@ -327,7 +327,7 @@ def test_diverged_weights_fail_the_request_and_spare_those_that_follow() -> None
     assert isinstance(bench.outcomes["a"], RolloutError)
     assert "version 0 gives logprobs that are not finite" in str(bench.outcomes["a"])
     with torch.inference_mode():
-        bench.lane.replace(fit_tensors(bench.model, export_tensors(make_random_model(seed=0))), 1)
+        bench.lane.replace(fit_tensors(bench.model, export_tensors(make_random_model(seed=0))).install, 1)
     bench.submit("b", max_new=20)
     bench.steps()
     assert len(bench.tokens("b")) == 20
@@ -403,7 +403,7 @@ def test_new_weights_forget_the_turns_before() -> None:
     bench, other = Bench(seed=0), Bench(seed=1)
     bench.submit("first")
     bench.steps()
-    bench.lane.replace(fit_tensors(bench.model, export_tensors(other.model)), 1)
+    bench.lane.replace(fit_tensors(bench.model, export_tensors(other.model)).install, 1)
     second = (*PROMPT, *bench.tokens("first"), 7)
     for each in (bench, other):
         each.submit("second", second)
@@ -496,7 +496,7 @@ def test_forks_cancellations_and_new_versions_are_as_if_each_request_were_comput
         if rng.random() < 0.1:
             version = int(rng.integers(3))
             with torch.inference_mode():
-                bench.lane.replace(fit_tensors(bench.model, export_tensors(models[version])), version)
+                bench.lane.replace(fit_tensors(bench.model, export_tensors(models[version])).install, version)
     bench.steps()
     assert len(bench.outcomes) > 40
     for name, outcome in bench.outcomes.items():
@@ -577,7 +577,7 @@ def test_a_request_whose_prompt_is_half_prefilled_can_leave_or_get_new_weights()
     bench.steps(2)
     newer = make_random_model(seed=1)
     with torch.inference_mode():
-        bench.lane.replace(fit_tensors(bench.model, export_tensors(newer)), 1)
+        bench.lane.replace(fit_tensors(bench.model, export_tensors(newer)).install, 1)
     bench.steps()
     assert bench.generation("again").versions == (1, 1, 1)
     check_generation(long, bench.generation("again"), {1: newer}, greedy=False)
