@@ -22,14 +22,17 @@ from astraflow.protocols import VersionPublisher
 from astraflow.recipe.run_folder import write_atomic
 from astraflow.rollout.policy_host import WeightFetcher
 from astraflow.service.client import ServiceClient
-from astraflow.types import Manifest
+from astraflow.types import HandOver, Manifest
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.arrival import Arrival
-from astraflow.weights.manifest import TensorBytes, base_name, digest_of, lay_out, read_base
+from astraflow.weights.manifest import TensorBytes, base_name, digest_of, lay_out, read_base, span_bytes
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.snapshot import read_model
 
 __all__ = ["AdapterPublisher", "BaseFetcher"]
+
+_SLOWEST_BYTES_PER_S = 20e6
+"""Slowest expected upload to a store."""
 
 
 class AdapterPublisher:
@@ -70,14 +73,22 @@ class AdapterPublisher:
         """Publishes the base unless the publisher has it. Returns the file with its manifest."""
         tensors = await asyncio.to_thread(read_model, self._model_dir)
         table = lay_out(tensors)
-        name = base_name(await asyncio.to_thread(digest_of, TensorBytes(table, tensors)), table)
+        digest = await asyncio.to_thread(digest_of, TensorBytes(table, tensors))
+        name = base_name(digest, table)
         try:
-            manifest = await self._client.call("GET", f"/v1/manifests/{name}/0", Manifest)
+            await self._client.call("GET", f"/v1/manifests/{name}/0", Manifest)
         except RefusedError as err:
             if err.code != "unknown_version":
                 raise
             publisher = PublisherClient(self._client, self._incoming, chunk_bytes=self._chunk_bytes)
             manifest = await publisher.publish(name, 0, tensors, {})
+        else:
+            # Without any bytes, this has the publisher copy the version to its store, in case that failed.
+            known = HandOver(policy=name, version=0, tensors=table, digest=digest)
+            timeout_s = 30.0 + span_bytes(table) / _SLOWEST_BYTES_PER_S
+            manifest = await self._client.call(
+                "POST", "/v1/publish", Manifest, body=known, timeout_s=timeout_s
+            )
         path = self._incoming / BASE_FILE
         write_atomic(path, wire.encode(msgspec.structs.replace(manifest, sources=()), wire.JSON))
         return path

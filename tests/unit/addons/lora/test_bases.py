@@ -15,6 +15,7 @@ from astraflow.errors import WeightsError
 from astraflow.models.adapters import BASE_FILE, is_adapter
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import read_base
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.snapshot import read_model, with_base
@@ -119,6 +120,22 @@ async def test_policies_and_sessions_with_one_base_publish_fetch_and_hold_it_onc
     assert len(fetched) == len(hashes), "each chunk of the base is read once"
     bases = [[t.data for t in s.tensors if not is_adapter(t.name)] for s in snapshots]
     assert all(np.shares_memory(*pair) for pair in zip(bases[0], bases[1], strict=True))
+
+
+async def test_a_base_whose_upload_to_the_store_failed_is_uploaded_by_the_next_session(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    store.write_text("no folder")
+    config = WeightsConfig(store=f"file://{store}", chunk_bytes=4096)
+    rig = WeightRig(tmp_path / "rig", config)
+    await publisher(rig, model_dir).publish("solver", 0, make_factors(0), files(model_dir))
+    store.unlink()
+    await publisher(rig, model_dir).publish("solver", 1, make_factors(1), files(model_dir))
+    (base,) = bases_of(rig)
+    assert (store / "manifests" / base / "0.json").is_file()
+    await rig.receiver.close()
+    rig.publisher.store.close()
 
 
 async def test_another_base_is_another_version_and_the_old_one_is_let_go(
