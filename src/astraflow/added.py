@@ -81,13 +81,13 @@ __all__ = [
 ]
 
 _PLACES = {
-    "AdapterPublisher": ("lora.bases:AdapterPublisher", "train.backend.lora"),
+    "AdapterPublisher": ("lora.bases:AdapterPublisher", "train.backend.lora.rank"),
     "BaseFetcher": ("lora.bases:BaseFetcher", "versions that consist of adapters"),
     "ExpertRecorder": ("experts.recorder:ExpertRecorder", "rollout.engine.record_experts"),
     "Gateway": ("agents.gateway.gateway:Gateway", "an endpoint for agent programs"),
     "InvariantForward": ("exact.engine_pass:InvariantForward", "exact: true"),
     "InvariantLogprobs": ("exact.trainer_pass:InvariantLogprobs", "exact: true"),
-    "Lora": ("lora.lora:Lora", "train.backend.lora"),
+    "Lora": ("lora.lora:Lora", "train.backend.lora.rank"),
     "NodeGroup": ("cluster.node_group:NodeGroup", "train.nodes"),
     "ObjectStore": ("s3_store.object_store:ObjectStore", "a store in S3"),
     "RouterReplay": ("experts.replay:RouterReplay", "router replay"),
@@ -96,7 +96,6 @@ _PLACES = {
     "SizedPool": ("pool.pool:SizedPool", "cluster.max_services"),
     "audit_kept_caches": ("inference_servers.kept_caches:audit_kept_caches", "audit"),
     "audit_lending": ("lending.audit:audit_lending", "audit"),
-    "base_notes": ("lora.sharing:base_notes", "adapters of one base"),
     "best_page": ("export.best:make_keeper", "eval.best.metric"),
     "build_model": ("tiny_models.spec_files:build_model", "building a model"),
     "choose_renderer": ("renderers_lib.choice:choose_renderer", "renderer: library"),
@@ -105,6 +104,8 @@ _PLACES = {
     "curve_page": ("plot.curve:CurvePage", "report"),
     "download_model": ("hub.download:download_model", "downloading a model"),
     "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
+    "notes_on_bases": ("lora.sharing:base_notes", "adapters of one base"),
+    "policies_served_with": ("lora.sharing:served_with", "adapters of one base"),
     "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
     "read_calls": ("formats.readers:read_calls", "reading tool calls"),
     "run_only": ("one_process.half_run_command:run_only", "`astraflow run --only`"),
@@ -113,7 +114,6 @@ _PLACES = {
     "screen_page": ("view.screen:make_screen", "the live screen"),
     "trackers_page": ("trackers.tracking:make_page", "trackers"),
     "try_episode": ("one_process.trial:try_episode", "astraflow.try_episode"),
-    "served_with": ("lora.sharing:served_with", "adapters of one base"),
     "viewer_page": ("view.lazy_viewer:make_viewer", "view"),
 }
 """Where each part is, below `astraflow.addons`, and what needs it."""
@@ -153,12 +153,12 @@ def router_replay(model: "Module") -> "RouterReplay | None":
 
 def base_notes(recipe: "Recipe") -> list[str]:
     """Returns a message for each base that policies share."""
-    return [note for notes in _present("base_notes") for note in notes(recipe)]
+    return [note for notes in _present("notes_on_bases") for note in notes(recipe)]
 
 
 def served_with(recipe: "Recipe") -> dict[str, str]:
     """Returns policy -> the policy in whose engine it is served, for those without an engine of their own."""
-    return next((served(recipe) for served in _present("served_with")), {})
+    return next((served(recipe) for served in _present("policies_served_with")), {})
 
 
 def share_bases(recipe: "Recipe", make: "Callable[[WeightSnapshot], Engine]") -> "Callable[..., Engine]":

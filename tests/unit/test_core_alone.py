@@ -118,6 +118,10 @@ def test_an_option_says_which_add_on_this_installation_leaves_out(core_alone: Ru
             "policies.actor.train.backend={name: own_loop, loop: {use: 'a:b'}}",
             'policies.actor.train.backend.name = "own_loop" needs astraflow.addons.tinker,',
         ),
+        (
+            "policies.actor.train.backend={name: torch, lora: {rank: 4}}",
+            "train.backend.lora.rank needs astraflow.addons.lora,",
+        ),
         ("launcher=slurm", 'launcher.name = "slurm" needs astraflow.addons.cluster,'),
     ],
 )

@@ -42,7 +42,7 @@ from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import tasks_to_check
 from astraflow.tasks.variants import PromptsConfig, SourceVariant
-from astraflow.trainer.backend_config import BackendVariant
+from astraflow.trainer.backend_config import BackendVariant, torch_settings
 from astraflow.trainer.offline import offline_files
 from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.user_input.mistakes import as_written, hint, nearest_hint
@@ -186,6 +186,9 @@ def _check_added(examined: Examined) -> None:
         examined.collect("packages", added.require, "SizedPool")
     if recipe.eval.best.metric:
         examined.collect("packages", added.require, "best_page")
+    settings = [torch_settings(policy.train.backend) for policy in recipe.trained.values()]
+    if any(each is not None and each.lora.rank for each in settings):
+        examined.collect("packages", added.require, "Lora")
     for tracker in recipe.trackers:
         if _is_valid(tracker, examined.broken):
             examined.collect("packages", check_tracker, tracker)
