@@ -89,10 +89,10 @@ class SharedBases:
         is_shared = snapshot.base and snapshot.policy in self._sharing and is_shareable(snapshot.model_dir)
         if not is_shared or not isinstance(config, TorchEngineConfig):
             return self._make(snapshot)
-        from astraflow.addons.lora.engine import AdapterEngine  # loads torch
+        from astraflow.addons.lora.engine import AdapterEngine, AdapterView  # loads torch
 
         engine = self._engines.get(snapshot.base)
-        if engine is None or engine.is_closed:
+        if engine is None or not engine.views:  # the last view has closed it
             engine = self._engines[snapshot.base] = AdapterEngine(config, snapshot)
         _log.info("policy %s is served by the engine of %s", snapshot.policy, snapshot.base)
-        return engine.make_view(snapshot.policy)
+        return AdapterView(engine, snapshot.policy)

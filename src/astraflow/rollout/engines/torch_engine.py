@@ -126,7 +126,7 @@ class TorchEngine:
         """Outcomes for the next delivery."""
         self.num_patched = 0
         """Number of versions that were installed by writing only the changes since the previous version."""
-        self._load_locks: dict[str, asyncio.Lock] = {"live": asyncio.Lock(), "pinned": asyncio.Lock()}
+        self._load_locks: dict[SlotName, asyncio.Lock] = {"live": asyncio.Lock(), "pinned": asyncio.Lock()}
         self._thread = threading.Thread(target=self._work, name=f"engine-{self._policy}", daemon=True)
         self._thread.start()
 

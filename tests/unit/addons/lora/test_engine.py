@@ -69,7 +69,7 @@ class Bench:
     async def load(self, policy: str, version: int, *, slot: str = "live", **factors: Any) -> WeightSnapshot:
         snapshot = self.snapshot(policy, version, make_factors(self.base, **factors))
         if policy not in self.views:
-            self.views[policy] = self.engine.make_view(policy)
+            self.views[policy] = AdapterView(self.engine, policy)
         await self.views[policy].load(snapshot, slot=slot)
         return snapshot
 
@@ -151,7 +151,7 @@ async def test_bfloat16_stays_as_close_to_the_merged_model_as_its_rounding(tmp_p
 
 async def test_a_view_without_a_version_generates_nothing(bench: Bench) -> None:
     await bench.load("a", 1, seed=1)
-    bench.views["b"] = bench.engine.make_view("b")
+    bench.views["b"] = AdapterView(bench.engine, "b")
     with pytest.raises(RolloutError, match="of 'b' is in no slot"):
         await bench.generate("b")
 
@@ -178,7 +178,7 @@ async def test_a_prefix_is_found_only_within_its_adapter_and_version(bench: Benc
 
     async def found(policy: str) -> int:
         """Number of a prompt's tokens whose keys and values are known."""
-        number = bench.engine._adapters._numbers[f"{bench.views[policy]._name}/live"]
+        number = bench.engine.adapters._numbers[f"{bench.views[policy].name}/live"]
         return await bench.engine.call(lambda: lane._pages.find(longer, number)[1])
 
     await bench.generate("a")
@@ -242,12 +242,11 @@ async def test_one_view_closes_alone_and_the_last_one_ends_the_engine(bench: Ben
     with pytest.raises(RolloutError, match="was closed"):
         await waiting
     third = await bench.load("c", 4, seed=5)  # gets the free adapter
-    assert bench.engine._adapters.adapters.num == 2
+    assert bench.engine.adapters.adapters.num == 2
     assert bench.error(await bench.generate("b"), {1: other}) < TOLERANCE
     assert bench.error(await bench.generate("c"), {4: third}) < TOLERANCE
     for policy in ("b", "c"):
         await bench.views.pop(policy).close()
-    assert bench.engine.is_closed
     with pytest.raises(RolloutError, match="was closed"):
         await bench.engine.call(lambda: None)
 
