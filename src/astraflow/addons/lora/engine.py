@@ -103,8 +103,8 @@ class AdapterView:
             raise WeightsError(f"{who} was given to the engine of {self._policy!r}")
         if snapshot.base != engine.base:
             raise WeightsError(
-                f"{who} is an adapter of {snapshot.base or 'no known base'}, but the engine has {engine.base}; "
-                "was the policy's model replaced? Restart the run, so that the services load it"
+                f"{who} is an adapter of {snapshot.base or 'no known base'}, but the engine has "
+                f"{engine.base}; was the policy's model replaced? Restart the run, so that services load it"
             )
         name = f"{self.name}/{slot}"
         async with self._locks[slot]:
