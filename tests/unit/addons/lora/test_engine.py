@@ -44,10 +44,10 @@ def make_factors(
     random = np.random.default_rng(seed)
     factors: list[HostTensor] = []
     for weight in base:
-        if weight.name.split(".")[-2] in targets:
+        if weight.name.endswith(".weight") and weight.name.split(".")[-2] in targets:
             height, width = weight.shape
             for name, shape in zip(peft_names(weight.name), ((rank, width), (height, rank)), strict=True):
-                values = 0.3 * random.normal(size=shape).astype("<f4")
+                values = 0.1 * random.normal(size=shape).astype("<f4")
                 factors.append(HostTensor(name, shape, "float32", values.reshape(-1).view(np.uint8)))
     return tuple(factors)
 
@@ -60,6 +60,7 @@ class Bench:
         self.base = export_tensors(make_random_model(kind))
         config = TorchEngineConfig(**{"num_slots": 8, "max_context": 96, **settings})
         self.engine = AdapterEngine(config, self.snapshot("base", 0, ()))
+        self.engine.lanes.live.lane._is_stop[:] = False  # all requests run as long as they may
         self.views: dict[str, AdapterView] = {}
 
     def snapshot(self, policy: str, version: int, factors: Sequence[HostTensor]) -> WeightSnapshot:
@@ -79,10 +80,14 @@ class Bench:
         request = GenerateRequest(token_ids=prompt, sampling=sampling, version=version)
         return await self.views[policy].generate(request)
 
-    async def steps(self, num: int) -> None:
-        """Waits for decoding steps, between which the engine runs one command each."""
-        for _ in range(num):
-            await self.engine.call(lambda: None)
+    async def begin(self, *policies: str, **settings: Any) -> list[asyncio.Task[Generation]]:
+        """Starts a request of each policy, and pauses the engine after a few steps."""
+        await self.engine.pause()
+        tasks = [asyncio.create_task(self.generate(policy, **settings)) for policy in policies]
+        await asyncio.sleep(0)
+        await self.engine.resume()
+        await self.engine.pause()
+        return tasks
 
     def error(
         self,
@@ -159,9 +164,9 @@ async def test_a_view_without_a_version_generates_nothing(bench: Bench) -> None:
 async def test_an_update_of_one_adapter_changes_nothing_for_the_others(bench: Bench) -> None:
     old = await bench.load("a", 1, seed=1)
     other = await bench.load("b", 5, seed=2)
-    running = [asyncio.create_task(bench.generate(policy, max_tokens=60)) for policy in ("a", "b")]
-    await bench.steps(20)
+    running = await bench.begin("a", "b", max_tokens=60)
     new = await bench.load("a", 2, seed=3, rank=6)
+    await bench.engine.resume()
     updated, kept = await asyncio.gather(*running)
     assert set(updated.versions) == {1, 2}
     assert set(kept.versions) == {5}
@@ -203,9 +208,10 @@ async def test_a_pinned_version_is_one_more_adapter(bench: Bench) -> None:
     assert bench.error(two, {2: live}) < TOLERANCE
     with pytest.raises(RolloutError, match=r"version 9 of 'a' is in no slot: live is version 2, pinned is"):
         await bench.generate("a", version=9)
-    held = asyncio.create_task(bench.generate("a", version=1, max_tokens=40))
-    await bench.steps(3)
-    await bench.load("a", 3, slot="pinned", seed=4)  # waits for the request that needs version 1
+    (held,) = await bench.begin("a", version=1, max_tokens=40)
+    loading = asyncio.create_task(bench.load("a", 3, slot="pinned", seed=4))
+    await bench.engine.resume()
+    await loading  # waits for the request that needs version 1
     assert held.done()
     assert set((await held).versions) == {1}
 
@@ -236,11 +242,13 @@ async def test_adapters_that_do_not_fit_are_refused_and_the_old_version_goes_on(
 async def test_one_view_closes_alone_and_the_last_one_ends_the_engine(bench: Bench) -> None:
     await bench.load("a", 1, seed=1)
     other = await bench.load("b", 1, seed=2)
-    waiting = asyncio.create_task(bench.generate("a", max_tokens=60))
-    await bench.steps(3)
+    running = await bench.begin("a", "b", max_tokens=60)
+    waiting = asyncio.create_task(bench.generate("a"))
     await bench.views.pop("a").close()
-    with pytest.raises(RolloutError, match="was closed"):
-        await waiting
+    for ended in (running[0], waiting):
+        with pytest.raises(RolloutError, match="the engine of 'a' was closed"):
+            await ended
+    assert bench.error(await running[1], {1: other}) < TOLERANCE
     third = await bench.load("c", 4, seed=5)  # gets the free adapter
     assert bench.engine.adapters.adapters.num == 2
     assert bench.error(await bench.generate("b"), {1: other}) < TOLERANCE

@@ -58,7 +58,7 @@ def test_policies_that_train_adapters_of_one_model_share_it(model: Path) -> None
         ({"solver": adapter(), "verifier": {}}, {}),
         (
             {"solver": adapter(), "verifier": adapter()},
-            {"rollout": {"engine": {"name": "openai", "url": "http://h"}}},
+            {"rollout": {"engine": {"name": "vllm"}}},
         ),
         (
             {"solver": adapter(), "verifier": adapter()},
