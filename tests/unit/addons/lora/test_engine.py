@@ -244,6 +244,7 @@ async def test_one_view_closes_alone_and_the_last_one_ends_the_engine(bench: Ben
     other = await bench.load("b", 1, seed=2)
     running = await bench.begin("a", "b", max_tokens=60)
     waiting = asyncio.create_task(bench.generate("a"))
+    await asyncio.sleep(0)
     await bench.views.pop("a").close()
     for ended in (running[0], waiting):
         with pytest.raises(RolloutError, match="the engine of 'a' was closed"):
