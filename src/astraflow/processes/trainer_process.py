@@ -70,21 +70,11 @@ async def run_policy_trainer(
         turns = own_turns(f"trainer-{policy}")
         parts = _make_parts(folder, recipe, policy, dataflow, turns, url=url, token=token)
         async with parts as (learner, link, ranges):
-            incoming = folder.weights / policy / "incoming"
-            own = recipe.weights
-            versions: VersionPublisher = PublisherClient(
-                publisher, incoming, delta=own.delta, ranges=ranges, chunk_bytes=own.chunk_bytes
-            )
-            settings = torch_settings(config.train.backend)
-            if settings is not None and settings.lora.rank:
-                versions = added.AdapterPublisher(
-                    versions, publisher, incoming, model_dir=config.model_dir, chunk_bytes=own.chunk_bytes
-                )
             trainer = Trainer(
                 plan,
                 learner=learner,
                 link=link,
-                publisher=versions,
+                publisher=_make_publisher(folder, recipe, policy, publisher, ranges),
                 checkpoints=checkpoints,
                 turns=turns,
             )
@@ -94,6 +84,22 @@ async def run_policy_trainer(
         await dataflow.close()
         await publisher.close()
     return 0
+
+
+def _make_publisher(
+    folder: RunFolder, recipe: Recipe, policy: str, client: ServiceClient, ranges: VersionWriter
+) -> VersionPublisher:
+    """Returns what publishes a policy's versions through its publisher, which `client` reaches."""
+    config = recipe.policies[policy]
+    own = recipe.weights
+    incoming = folder.weights / policy / "incoming"
+    versions = PublisherClient(client, incoming, delta=own.delta, ranges=ranges, chunk_bytes=own.chunk_bytes)
+    settings = torch_settings(config.train.backend)
+    if settings is None or not settings.lora.rank:
+        return versions
+    return added.AdapterPublisher(
+        versions, client, incoming, model_dir=config.model_dir, chunk_bytes=own.chunk_bytes
+    )
 
 
 @asynccontextmanager
