@@ -158,7 +158,7 @@ def base_notes(recipe: "Recipe") -> list[str]:
 
 def served_with(recipe: "Recipe") -> dict[str, str]:
     """Returns policy -> the policy in whose engine it is served, for those without an engine of their own."""
-    return next((served(recipe) for served in _present("policies_served_with")), {})
+    return next((served(recipe) for served in _present("policies_served_with")), dict[str, str]())
 
 
 def share_bases(recipe: "Recipe", make: "Callable[[WeightSnapshot], Engine]") -> "Callable[..., Engine]":
