@@ -181,11 +181,11 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "dense": partial(make_tiny_model, **MANY),
     "tied, merged adapters": partial(make_tiny_model, **MANY, tie_word_embeddings=True),
     "tied experts": partial(make_experts, **MANY, initializer_range=0.02),
-    "adapters": make_tiny_model,
+    "adapters": partial(make_tiny_model, hidden_size=512, intermediate_size=1024),
 }
 BACKENDS: dict[str, dict[str, Any]] = {
     "tied, merged adapters": {"lora": {"rank": 2, "publish": "merged"}},
-    "adapters": {"lora": {"rank": 2, "publish": "adapters"}},
+    "adapters": {"lora": {"rank": 512, "publish": "adapters"}},  # more factors than a block holds
 }
 
 CUT = {"dense": ["replicate 2 x tensor 2"], "tied experts": ["2 x tensor 2, experts too"]}
