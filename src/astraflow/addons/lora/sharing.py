@@ -16,7 +16,7 @@ from astraflow.types.host_tensors import WeightSnapshot
 if TYPE_CHECKING:
     from astraflow.addons.lora.engine import AdapterEngine
 
-__all__ = ["SharedBases", "base_notes", "served_with", "shared_bases"]
+__all__ = ["SharedBases", "base_notes", "is_shareable", "served_with", "shared_bases"]
 
 _log = logging.getLogger(__name__)
 
