@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from astraflow.addons.hub.download import download_model
     from astraflow.addons.lending.sharing import make_lending_pool
     from astraflow.addons.lending.turns import SharedTurns
+    from astraflow.addons.offline.groups import MixedLearner, offline_files
     from astraflow.addons.one_process.half_run_command import run_only
     from astraflow.addons.one_process.trial import try_episode
     from astraflow.addons.pool.pool import SizedPool
@@ -44,6 +45,7 @@ __all__ = [
     "Gateway",
     "InvariantForward",
     "InvariantLogprobs",
+    "MixedLearner",
     "NodeGroup",
     "ObjectStore",
     "RouterReplay",
@@ -58,6 +60,7 @@ __all__ = [
     "library_renderer",
     "make_lending_pool",
     "needs_text",
+    "offline_files",
     "page_makers",
     "prometheus_text",
     "read_calls",
@@ -73,6 +76,7 @@ _PLACES = {
     "Gateway": ("agents.gateway.gateway:Gateway", "an endpoint for agent programs"),
     "InvariantForward": ("exact.engine_pass:InvariantForward", "exact: true"),
     "InvariantLogprobs": ("exact.trainer_pass:InvariantLogprobs", "exact: true"),
+    "MixedLearner": ("offline.groups:MixedLearner", "train.auxiliary.offline"),
     "NodeGroup": ("cluster.node_group:NodeGroup", "train.nodes"),
     "ObjectStore": ("s3_store.object_store:ObjectStore", "a store in S3"),
     "RouterReplay": ("experts.replay:RouterReplay", "router replay"),
@@ -88,6 +92,7 @@ _PLACES = {
     "curve_page": ("plot.curve:CurvePage", "report"),
     "download_model": ("hub.download:download_model", "downloading a model"),
     "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
+    "offline_files": ("offline.groups:offline_files", "train.auxiliary.offline"),
     "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
     "read_calls": ("formats.readers:read_calls", "reading tool calls"),
     "run_only": ("one_process.half_run_command:run_only", "`astraflow run --only`"),

@@ -43,7 +43,6 @@ from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import tasks_to_check
 from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
-from astraflow.trainer.offline import offline_files
 from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.user_input.mistakes import as_written, hint, nearest_hint
 from astraflow.user_input.yaml_files import override_pairs
@@ -251,7 +250,7 @@ def _check_training(examined: Examined) -> None:
         examined.collect("learning", _check_learns, name, policy)
     for policy in recipe.policies.values():
         if (offline := policy.train.auxiliary.offline) is not None:
-            examined.collect("offline data", offline_files, Path(offline.folder).expanduser())
+            examined.collect("offline data", added.offline_files, Path(offline.folder).expanduser())
 
 
 # --- tasks ----------------------------------------------------------------------------------------
