@@ -12,7 +12,7 @@ groups in `types.facts`, weights in `types.host_tensors`.
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,8 @@ __all__ = [
     "TakenBatch",
     "TaskGate",
     "TaskSource",
+    "TopScorer",
+    "TopTokens",
     "Tracker",
     "TrainedRole",
     "TrainerBackend",
@@ -488,6 +490,15 @@ class Capacity:
     """Requests that lost their KV cache to others since the engine started; never falls."""
 
 
+class TopTokens(NamedTuple):
+    """The most likely tokens in place of each token of a sequence, from the most likely on."""
+
+    ids: NDArray[np.int32]
+    """[T, K] for K tokens in place of each."""
+    logprobs: NDArray[np.float32]
+    """[T, K] in nats, at temperature 1."""
+
+
 SlotName = Literal["live", "pinned"]
 """The weight slots of an engine: `live` follows the newest version, `pinned` holds one for evaluation."""
 
@@ -528,6 +539,15 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class TopScorer(Protocol):
+    """Optional interface of an `Engine`, for distillation from more than the sampled tokens."""
+
+    async def score_top(self, token_ids: Sequence[int], num: int) -> TopTokens:
+        """The `num` most likely tokens in place of each of tokens 1..T-1, under the newest version."""
+        ...
 
 
 class Renderer(Protocol):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.errors import RefusedError, UnavailableError
+from astraflow.protocols import TopTokens
 from astraflow.types import Media, Sampling
 
 __all__ = [
@@ -258,6 +259,8 @@ class ServerApi(Protocol):
         ...
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
+
+    async def score_top(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TopTokens: ...
 
     async def pause(self, http: ServerHttp) -> None:
         """Stops generation. Running requests stay in the server, with their KV cache, or come back

@@ -16,9 +16,10 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ from astraflow.errors import (
     UnavailableError,
     WeightsError,
 )
-from astraflow.protocols import Capacity, SlotName
+from astraflow.protocols import Capacity, SlotName, TopTokens
 from astraflow.rollout.engines.requests import check_sampling, check_tokens, stop_ids_below
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, GenerateRequest, Generation, Stream
@@ -116,7 +117,12 @@ class ServerEngine:
         self._check_tokens(token_ids, len(token_ids) + 1)
         if len(token_ids) < 2:
             return np.zeros(0, np.float32)
-        return await self.slots["live"].score(tuple(token_ids))
+        return await self.slots["live"].asked(lambda http: self._api.score(http, token_ids))
+
+    async def score_top(self, token_ids: Sequence[int], num: int) -> TopTokens:
+        """Returns the `num` most likely tokens in place of each of tokens 1..T-1. Raises: RolloutError."""
+        self._check_tokens(token_ids, len(token_ids) + 1)
+        return await self.slots["live"].asked(lambda http: self._api.score_top(http, token_ids, num))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in slot `live` or `pinned`.
@@ -314,14 +320,11 @@ class PolicyServer:
             streams=(Stream(name=KEPT_KV, dtype="uint8", data=bytes(is_old)),) if self._keeps_cache else (),
         )
 
-    async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
-        """Returns logprobs [T - 1] of tokens 1..T-1 at temperature 1.
-
-        Raises: RolloutError.
-        """
+    async def asked(self, call: Callable[[ServerHttp], Awaitable[Any]]) -> Any:
+        """Returns what a call of the server's interface returns. Raises: RolloutError."""
         http = await self._enter()
         try:
-            return await self._api.score(http, token_ids)
+            return await call(http)
         except (UnavailableError, RefusedError) as err:
             raise await self._life.explained(err) from err
 

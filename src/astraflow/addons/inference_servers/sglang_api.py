@@ -7,9 +7,9 @@ under the new version. Logprobs are at the sampling temperature over the full vo
 default.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from astraflow.addons.inference_servers.server_api import (
     read_gauges,
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
+from astraflow.protocols import TopTokens
 from astraflow.types import Media, Sampling
 
 __all__ = ["SglangApi"]
@@ -125,20 +126,8 @@ class SglangApi:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns input logprobs. The server also generates one token, which is discarded."""
-        body = {
-            "input_ids": list(token_ids),
-            "sampling_params": {
-                "temperature": 1.0,
-                "top_p": 1.0,
-                "top_k": -1,
-                **NEUTRAL,
-                "max_new_tokens": 1,
-            },
-            "return_logprob": True,
-            "logprob_start_len": 0,
-        }
-        reply = await http.post("/generate", body)
+        """Returns input logprobs."""
+        reply = await self._input_logprobs(http, token_ids, 0)
         try:
             rows = reply["meta_info"]["input_token_logprobs"][1:]  # nothing predicts the first token
             if [int(row[1]) for row in rows] != list(token_ids[1:]):
@@ -146,6 +135,33 @@ class SglangApi:
             return np.asarray([float(row[0]) for row in rows], np.float32)
         except (LookupError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
+
+    async def score_top(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TopTokens:
+        """Returns the first input logprobs."""
+        reply = await self._input_logprobs(http, token_ids, num)
+        try:
+            rows = reply["meta_info"]["input_top_logprobs"][1:]
+            ids = [[int(entry[1]) for entry in row[:num]] for row in rows]
+            values = [[float(entry[0]) for entry in row[:num]] for row in rows]
+            return TopTokens(
+                np.array(ids, np.int32).reshape(-1, num), np.array(values, np.float32).reshape(-1, num)
+            )
+        except (LookupError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
+
+    async def _input_logprobs(
+        self, http: ServerHttp, token_ids: Sequence[int], num_top: int
+    ) -> Mapping[str, Any]:
+        """Asks for input logprobs. The server also generates one token, which is discarded."""
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, **NEUTRAL, "max_new_tokens": 1}
+        body = {
+            "input_ids": list(token_ids),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": num_top,
+        }
+        return await http.post("/generate", body)
 
     async def pause(self, http: ServerHttp) -> None:
         """Returns every running request to its caller, unfinished."""

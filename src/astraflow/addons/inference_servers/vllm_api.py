@@ -13,9 +13,9 @@ completion's logprobs are at the sampling temperature; prompt logprobs are at te
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -35,9 +35,10 @@ from astraflow.addons.inference_servers.server_api import (
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
 from astraflow.models.images import IMAGE
+from astraflow.protocols import TopTokens
 from astraflow.types import Media, Sampling
 
-__all__ = ["VllmApi"]
+__all__ = ["VllmApi", "prompt_logprobs", "top_tokens"]
 
 _GENERATE = "/inference/v1/generate"
 _RENDER = "/v1/chat/completions/render"
@@ -53,6 +54,24 @@ _GAUGES = {
 """Field of `Gauges` -> metric on the Prometheus page."""
 # `/server_info` returns the configuration as Python text, in which a device has one of several forms.
 _ON_CPU = re.compile(r"device_config=(device\(type='cpu'|cpu\b)|device_config=.{0,60}\bcpu\b")
+
+
+def prompt_logprobs(rows: Sequence[Any], token_ids: Sequence[int]) -> NDArray[np.float32]:
+    """Reads the logprobs of tokens 1..T-1 from vLLM's prompt logprobs. Raises: KeyError, TypeError or
+    ValueError if they aren't those of the tokens."""
+    found = zip(rows[1:], token_ids[1:], strict=True)  # nothing predicts the first token
+    return np.array([float(row[str(token)]["logprob"]) for row, token in found], np.float32)
+
+
+def top_tokens(rows: Sequence[Any], num: int) -> TopTokens:
+    """Reads the `num` most likely tokens in place of each of tokens 1..T-1. The token itself comes with them
+    if it is less likely. Raises: as `prompt_logprobs`."""
+    found = [
+        sorted(((float(entry["logprob"]), int(token)) for token, entry in row.items()), reverse=True)[:num]
+        for row in rows[1:]
+    ]
+    entries = np.array(found, np.float64).reshape(-1, num, 2)
+    return TopTokens(entries[..., 1].astype(np.int32), entries[..., 0].astype(np.float32))
 
 
 class VllmApi:
@@ -157,18 +176,28 @@ class VllmApi:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns prompt logprobs. vLLM must generate at least one token, which is discarded."""
-        params = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, **NEUTRAL}
-        params |= {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
-        reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
+        """Returns prompt logprobs."""
+        reply = await self._prompt_logprobs(http, token_ids, 0)
         try:
-            rows = reply["prompt_logprobs"][1:]
-            values = [
-                float(row[str(token)]["logprob"]) for row, token in zip(rows, token_ids[1:], strict=True)
-            ]
+            return prompt_logprobs(reply["prompt_logprobs"], token_ids)
         except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
-        return np.asarray(values, np.float32)
+
+    async def score_top(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TopTokens:
+        """Returns the first prompt logprobs. `--max-logprobs` limits their number, 20 by default."""
+        reply = await self._prompt_logprobs(http, token_ids, num)
+        try:
+            return top_tokens(reply["prompt_logprobs"], num)
+        except (KeyError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
+
+    async def _prompt_logprobs(
+        self, http: ServerHttp, token_ids: Sequence[int], num: int
+    ) -> Mapping[str, Any]:
+        """Asks for prompt logprobs. vLLM must generate at least one token, which is discarded."""
+        params = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, **NEUTRAL}
+        params |= {"max_tokens": 1, "prompt_logprobs": num, "detokenize": False}
+        return await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
 
     async def pause(self, http: ServerHttp) -> None:
         """Freezes the running requests, with their KV cache."""

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from astraflow import added
 from astraflow.errors import RolloutError
 from astraflow.models.loading import FittedTensors
+from astraflow.protocols import TopTokens
 from astraflow.rollout.engines.branches import Branches
 from astraflow.rollout.engines.cache import PAGE, KvCache, row_moves
-from astraflow.rollout.engines.forward import Forward
+from astraflow.rollout.engines.forward import Forward, score
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
 from astraflow.rollout.engines.pages import Page, Pages
 from astraflow.rollout.engines.sampling import pick_tokens
@@ -194,7 +195,16 @@ class Lane:
         if len(token_ids) < 2:
             return np.zeros(0, np.float32)
         tokens = torch.tensor(token_ids, device=self._device)
-        return np.asarray(self._forward.score(tokens).cpu().numpy(), np.float32)
+        return np.asarray(score(self._forward, tokens).cpu().numpy(), np.float32)
+
+    def score_top(self, token_ids: Sequence[int], num: int) -> TopTokens:
+        """The `num` most likely tokens in place of each of tokens 1..T-1, at temperature 1."""
+        tokens = torch.tensor(token_ids, device=self._device)
+        logits = self._forward.sequence_logits(tokens)
+        parts = [torch.log_softmax(part.float(), -1).topk(num) for part in logits]
+        logprobs = torch.cat([part.values for part in parts])
+        ids = torch.cat([part.indices for part in parts])
+        return TopTokens(ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy())
 
     # --- stepping ---------------------------------------------------------------------------------
 
