@@ -141,11 +141,9 @@ class SglangApi:
         reply = await self._input_logprobs(http, token_ids, num)
         try:
             rows = reply["meta_info"]["input_top_logprobs"][1:]
-            ids = [[int(entry[1]) for entry in row[:num]] for row in rows]
-            values = [[float(entry[0]) for entry in row[:num]] for row in rows]
-            return TopTokens(
-                np.array(ids, np.int32).reshape(-1, num), np.array(values, np.float32).reshape(-1, num)
-            )
+            found = [[(float(entry[0]), int(entry[1])) for entry in row[:num]] for row in rows]
+            columns = np.array(found, np.float64).reshape(len(token_ids) - 1, num, 2)
+            return TopTokens(columns[..., 1].astype(np.int32), columns[..., 0].astype(np.float32))
         except (LookupError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 

@@ -63,15 +63,15 @@ def prompt_logprobs(rows: Sequence[Any], token_ids: Sequence[int]) -> NDArray[np
     return np.array([float(row[str(token)]["logprob"]) for row, token in found], np.float32)
 
 
-def top_tokens(rows: Sequence[Any], num: int) -> TopTokens:
+def top_tokens(rows: Sequence[Any], token_ids: Sequence[int], num: int) -> TopTokens:
     """Reads the `num` most likely tokens in place of each of tokens 1..T-1. The token itself comes with them
     if it is less likely. Raises: as `prompt_logprobs`."""
-    found = [
-        sorted(((float(entry["logprob"]), int(token)) for token, entry in row.items()), reverse=True)[:num]
-        for row in rows[1:]
-    ]
-    entries = np.array(found, np.float64).reshape(-1, num, 2)
-    return TopTokens(entries[..., 1].astype(np.int32), entries[..., 0].astype(np.float32))
+    found: list[list[tuple[float, int]]] = []
+    for row, _ in zip(rows[1:], token_ids[1:], strict=True):
+        entries = [(float(entry["logprob"]), int(token)) for token, entry in dict(row).items()]
+        found.append(sorted(entries, reverse=True)[:num])
+    columns = np.array(found, np.float64).reshape(len(found), num, 2)
+    return TopTokens(columns[..., 1].astype(np.int32), columns[..., 0].astype(np.float32))
 
 
 class VllmApi:
@@ -187,7 +187,7 @@ class VllmApi:
         """Returns the first prompt logprobs. `--max-logprobs` limits their number, 20 by default."""
         reply = await self._prompt_logprobs(http, token_ids, num)
         try:
-            return top_tokens(reply["prompt_logprobs"], num)
+            return top_tokens(reply["prompt_logprobs"], token_ids, num)
         except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
 
