@@ -5,11 +5,12 @@ Imports no torch, so a recipe can be read anywhere. The formula of a loss and it
 function (`losses.policy`, `losses.m2po`).
 """
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, Variant, with_installed
 
 __all__ = [
     "AuxiliaryConfig",
@@ -30,6 +31,7 @@ __all__ = [
     "GspoLossConfig",
     "KlConfig",
     "LossConfig",
+    "LossVariant",
     "M2poLossConfig",
     "M2poMaskLossConfig",
     "M2poMaskProximalLossConfig",
@@ -247,7 +249,18 @@ class SftLossConfig(Config):
     group (arXiv:2308.01825)."""
 
 
-LossConfig = Annotated[
+class LossVariant(Variant):
+    """Base of a loss's config that an installed package adds. Its fields are the loss's arguments."""
+
+    learns_from_rewards: ClassVar[bool] = True
+    """False: it needs no advantages, so a group may be one episode."""
+
+    def make(self) -> Callable[..., Any]:
+        """Imports the loss: a function of `LossInputs` and the arguments, which returns a `LossOutput`."""
+        raise NotImplementedError
+
+
+LossConfig = (
     ReinforceLossConfig
     | GrpoLossConfig
     | DapoLossConfig
@@ -268,9 +281,11 @@ LossConfig = Annotated[
     | DppoKlLossConfig
     | DistillLossConfig
     | SftLossConfig
-    | Use,
-    Field(discriminator="name"),
-]
+    | LossVariant
+    | Use
+)
+if not TYPE_CHECKING:  # a type checker cannot know which losses are installed
+    LossConfig = with_installed(LossConfig, "astraflow.losses")
 
 
 class NoCorrectionConfig(Config):

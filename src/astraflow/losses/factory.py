@@ -21,7 +21,7 @@ from astraflow.losses.auxiliary import (
     with_entropy_bonus,
     with_kl_penalty,
 )
-from astraflow.losses.config import AuxiliaryConfig
+from astraflow.losses.config import AuxiliaryConfig, LossVariant
 from astraflow.losses.m2po import m2po, m2po_mask, m2po_mask_proximal, m2po_prototype, m2po_released
 from astraflow.losses.policy import (
     LossInputs,
@@ -78,6 +78,7 @@ class Loss:
     streams: tuple[StreamRule, ...] = ()
     needs_teacher: bool = False
     needs_entropies: bool = False
+    alternatives: str = ""
     compares: bool = False
     """Whether the policy loss alone, without penalty and bonus, learns from advantages only. Samples that
     credit can't compare are then left out."""
@@ -101,6 +102,7 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
         )
     # The KL penalty and the entropy bonus have a gradient even for tokens with advantage 0.
     moves_all = auxiliary.entropy_coef > 0 or (auxiliary.kl.coef > 0 and auxiliary.kl.place == "loss")
+    streams = traits.streams(**args) if callable(traits.streams) else traits.streams
     function = partial(target, **args)
     statistics = partial(traits.statistics, **args) if traits.statistics else None
     if isinstance(config, Use):
@@ -111,7 +113,8 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
         statistics=statistics,
         needs_proximal=traits.needs_proximal or correction is not None,
         needs_advantage=traits.needs_advantage and not moves_all,
-        streams=tuple(StreamRule(name=s) if isinstance(s, str) else s for s in traits.streams),
+        streams=tuple(StreamRule(name=s) if isinstance(s, str) else s for s in streams),
+        alternatives=traits.alternatives,
         needs_teacher=traits.needs_teacher,
         compares=traits.needs_advantage,
         needs_entropies=traits.needs_entropies or auxiliary.entropy_coef > 0,
@@ -158,7 +161,7 @@ def _load_loss(config: Config) -> tuple[str, Callable[..., LossOutput], dict[str
     if isinstance(config, Use):
         return config.use, _load_users_own(config, "train.loss"), config.args
     name, args = _name_and_args(config)
-    return name, LOSSES[name], args
+    return name, config.make() if isinstance(config, LossVariant) else LOSSES[name], args
 
 
 def _make_correction(config: Config) -> Correction | None:

@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 
 from astraflow import added
 from astraflow.errors import ConfigError, HistoryRewrittenError, ImageError, RolloutError
-from astraflow.protocols import CompletionText, Engine, Renderer, TopScorer, TopTokens
+from astraflow.protocols import CompletionText, Engine, Renderer, TokenScores
 from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.rollout.renderer import ChatRenderer
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
 from astraflow.types.bounds import as_label
 from astraflow.workflows.calls import FormatName, ParserOrName
-from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
+from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy, Prompt
 
 __all__ = [
     "Answer",
@@ -47,7 +47,6 @@ __all__ = [
     "with_tools",
 ]
 
-_Context: TypeAlias = str | Sequence[Message] | None
 _CHARS_ON_LOOP = 65_536
 """Conversations with more characters are rendered in a thread. This many take tens of milliseconds."""
 
@@ -291,67 +290,6 @@ class Dialogue:
         await asyncio.sleep(0)  # an episode that recalls many turns in a row must let the others run
         return self._progress.recall(hosted.info.name, request)
 
-    async def logprobs(
-        self, hosted: HostedPolicy, completion: Completion, context: _Context
-    ) -> NDArray[np.float32]:
-        """The logprobs that one policy gives to a completion of another; see `Policy.logprobs`."""
-        token_ids, start = await self._scored_tokens(hosted, completion, context)
-        if not completion.num_tokens:
-            return np.zeros(0, np.float32)
-        # `score` begins with the second token, so the logprob of token t is its entry t - 1.
-        return (await hosted.engine.score(token_ids))[start - 1 :]
-
-    async def top_logprobs(
-        self, hosted: HostedPolicy, completion: Completion, num: int, context: _Context
-    ) -> TopTokens:
-        """See `Policy.top_logprobs`."""
-        if not isinstance(hosted.engine, TopScorer):
-            raise RolloutError(
-                f"policy {hosted.info.name}: its engine does not tell the most likely tokens; use "
-                "rollout.engine.name torch, vllm or sglang",
-                is_retryable=False,
-            )
-        token_ids, start = await self._scored_tokens(hosted, completion, context)
-        if not completion.num_tokens:
-            return TopTokens(np.zeros((0, num), np.int32), np.zeros((0, num), np.float32))
-        ids, logprobs = await hosted.engine.score_top(token_ids, num)
-        return TopTokens(ids[start - 1 :], logprobs[start - 1 :])
-
-    async def _scored_tokens(
-        self, hosted: HostedPolicy, completion: Completion, context: _Context
-    ) -> tuple[tuple[int, ...], int]:
-        """The tokens that a policy scores, and the length of their prompt. Raises: RolloutError."""
-        token_ids, start = self.recorder.tokens_of(completion.idx)
-        name = hosted.info.name
-        # The tokens mean something to another policy only if both have the same tokenizer.
-        _, read = hosted.read(token_ids[:start], token_ids[start:])
-        if read != completion.text:
-            raise RolloutError(
-                f"policy {name} reads a completion of {completion.policy} as {read[:80]!r} instead of "
-                f"{completion.text[:80]!r}; policies that score each other need the same tokenizer",
-                is_retryable=False,
-            )
-        has_media = self.recorder.has_media(completion.idx)
-        if context is not None:
-            messages = (Message(role="user", content=context),) if isinstance(context, str) else context
-            prompt = await render_prompt(hosted, Transcript(), tuple(messages))
-            has_media = bool(prompt.media)
-            token_ids = (*prompt.token_ids, *token_ids[start:])
-            start = len(prompt.token_ids)
-        if len(token_ids) > hosted.max_context:
-            raise RolloutError(
-                f"policy {name} cannot score {len(token_ids)} tokens: the context of its engine has "
-                f"{hosted.max_context} tokens; raise rollout.engine.max_context",
-                is_retryable=False,
-            )
-        if has_media:
-            raise RolloutError(
-                f"policy {name} cannot score a completion whose prompt has an image: engines score only text "
-                "tokens",
-                is_retryable=False,
-            )
-        return token_ids, start
-
     def _overflow(
         self, hosted: HostedPolicy, conversation: int, prompt: tuple[int, ...]
     ) -> tuple[Completion, Generation]:
@@ -444,13 +382,30 @@ class _RecordedPolicy:
             return await self.conversation(role=role).say(prompt)
         return await self.conversation(context=prompt, role=role).send(())
 
-    async def logprobs(self, completion: Completion, *, context: _Context = None) -> NDArray[np.float32]:
+    async def logprobs(
+        self,
+        completion: Completion,
+        *,
+        context: Prompt | None = None,
+        as_sampled: bool = False,
+        by: Engine | None = None,
+    ) -> NDArray[np.float32]:
         """See `Policy.logprobs`."""
-        return await self._dialogue.logprobs(self._hosted, completion, context)
+        request = added.ScoreRequest(self._dialogue, self._hosted, completion, context, as_sampled, by)
+        return (await request.scores(0)).logprobs
 
-    async def top_logprobs(self, completion: Completion, num: int, *, context: _Context = None) -> TopTokens:
+    async def top_logprobs(
+        self,
+        completion: Completion,
+        num: int,
+        *,
+        context: Prompt | None = None,
+        as_sampled: bool = False,
+        by: Engine | None = None,
+    ) -> TokenScores:
         """See `Policy.top_logprobs`."""
-        return await self._dialogue.top_logprobs(self._hosted, completion, num, context)
+        request = added.ScoreRequest(self._dialogue, self._hosted, completion, context, as_sampled, by)
+        return await request.scores(num)
 
 
 def with_tools(hosted: HostedPolicy, tools: Sequence[ToolSpec]) -> HostedPolicy:

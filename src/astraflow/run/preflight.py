@@ -21,7 +21,7 @@ from astraflow.algorithms.credit import (
 )
 from astraflow.config import Config, Use, load_component, salvage
 from astraflow.errors import ConfigError
-from astraflow.losses.config import DistillLossConfig, SftLossConfig
+from astraflow.losses.config import DistillLossConfig, LossVariant, SftLossConfig
 from astraflow.processes.program import choose_addresses
 from astraflow.protocols import TaskSource
 from astraflow.recipe.access import tls_files
@@ -207,6 +207,8 @@ def _check_learns(name: str, policy: PolicyConfig) -> None:
     """
     train = policy.train
     is_by_reward = not isinstance(train.loss, DistillLossConfig | SftLossConfig | Use)
+    if isinstance(train.loss, LossVariant):
+        is_by_reward = train.loss.learns_from_rewards
     backend = train.backend
     is_own = isinstance(backend, Use) or (isinstance(backend, BackendVariant) and backend.decides_on_loss)
     credit = policy.table.credit

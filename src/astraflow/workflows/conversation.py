@@ -31,7 +31,7 @@ from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from astraflow.errors import RolloutError
-from astraflow.protocols import Observation, Score, TopTokens
+from astraflow.protocols import Engine, Observation, Score, TokenScores
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
 from astraflow.types.bounds import Label, LongText, Reward, as_number
 from astraflow.types.row_columns import row_of, with_row
@@ -50,12 +50,15 @@ __all__ = [
     "OpenWorkflow",
     "Policies",
     "Policy",
+    "Prompt",
     "Rewards",
     "ScoredTask",
     "Workflow",
 ]
 
 
+Prompt: TypeAlias = str | Sequence[Message]
+"""A text of the user, or messages."""
 MAX_TIMES = 64
 """Largest number of calls of one kind in an episode whose times are reported; few episodes have more."""
 
@@ -134,31 +137,40 @@ class Policy(Protocol):
         """
         ...
 
-    async def chat(self, prompt: str | Sequence[Message], *, role: str = "") -> Completion:
+    async def chat(self, prompt: Prompt, *, role: str = "") -> Completion:
         """Holds a conversation of one turn, which starts with a text or with messages."""
         ...
 
     async def logprobs(
-        self, completion: Completion, *, context: str | Sequence[Message] | None = None
+        self,
+        completion: Completion,
+        *,
+        context: Prompt | None = None,
+        as_sampled: bool = False,
+        by: Engine | None = None,
     ) -> NDArray[np.float32]:
         """The logprobs of a completion under this policy's newest version, whichever policy sampled it.
 
-        There is one entry per token, in nats, at temperature 1. `context` is another prompt for the same
-        tokens, as a text or as messages; None: the completion's own prompt. For an older version, ask a
-        policy with the role `follower`. The engine's `score` computes the logprobs.
+        There is one entry per token, in nats, at temperature 1 or, with `as_sampled`, at the temperature of
+        the sampling, like a loss's logprobs. `context`: another prompt for the same tokens; None: their own.
+        `by`: scores in place of the policy's engine. A policy with the role `follower` scores with an older
+        version.
 
-        Raises: RolloutError if the policies have different tokenizers, the tokens do not fit this policy's
-        context, or its engine cannot score.
+        Raises: RolloutError if the policies have different tokenizers, the tokens do not fit the engine's
+        context, or it cannot score (at that temperature).
         """
         ...
 
     async def top_logprobs(
-        self, completion: Completion, num: int, *, context: str | Sequence[Message] | None = None
-    ) -> TopTokens:
-        """The `num` tokens that are most likely in place of each token of a completion, and their logprobs.
-
-        Otherwise like `logprobs`; of the engines, `torch`, `vllm` and `sglang` know them.
-        """
+        self,
+        completion: Completion,
+        num: int,
+        *,
+        context: Prompt | None = None,
+        as_sampled: bool = False,
+        by: Engine | None = None,
+    ) -> TokenScores:
+        """Like `logprobs`, with the `num` tokens that are most likely in place of each."""
         ...
 
 

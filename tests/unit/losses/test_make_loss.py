@@ -20,6 +20,7 @@ from astraflow.losses.config import (
     GrpoLossConfig,
     KlConfig,
     LossConfig,
+    LossVariant,
     M2poLossConfig,
     MaskedCorrectionConfig,
     TruncatedCorrectionConfig,
@@ -28,7 +29,11 @@ from astraflow.losses.factory import LOSSES, make_loss
 from astraflow.losses.policy import LossInputs, LossOutput, with_traits
 from astraflow.types import StreamRule
 
-CONFIGS = {c.model_fields["name"].default: c for c in get_args(get_args(LossConfig)[0]) if c is not Use}
+CONFIGS = {
+    c.model_fields["name"].default: c
+    for c in get_args(get_args(LossConfig)[0])
+    if not issubclass(c, Use | LossVariant)
+}
 
 
 def make_inputs() -> LossInputs:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.errors import ConfigError, DeadlineError, Error, RolloutError
-from astraflow.protocols import CompletionText, TopTokens
+from astraflow.protocols import CompletionText, TokenScores
 from astraflow.rollout.dialogue import HostedPolicy, generation_seed
 from astraflow.rollout.evaluation import EvalOverrides
 from astraflow.rollout.runner import EpisodeRunner, classify_failure
@@ -485,9 +485,9 @@ class Halving(ScriptedEngine):
 class Ranking(Halving):
     """Also knows the most likely tokens in place of a token: its id, and the next one."""
 
-    async def score_top(self, token_ids: Sequence[int], num: int) -> TopTokens:
+    async def score_top(self, token_ids: Sequence[int], num: int, *, temperature: float = 1.0) -> TokenScores:
         ids = np.array(token_ids[1:], np.int32)[:, None] + np.arange(num, dtype=np.int32)
-        return TopTokens(ids, -ids.astype(np.float32))
+        return TokenScores(np.array(token_ids[1:], np.float32) / temperature, ids, -ids.astype(np.float32))
 
 
 class Shouting(CharRenderer):
@@ -538,8 +538,8 @@ async def test_a_policy_scores_a_completion_under_another_prompt() -> None:
         as_messages = await actor.logprobs(answer, context=(Message(role="user", content="a hint"),))
         assert as_text.tolist() == as_messages.tolist() == [ord("a") / 2, ord("b") / 2, STOP / 2]
         top = await actor.top_logprobs(answer, 2, context="a hint")
-        assert top.ids.tolist() == [[ord("a"), ord("b")], [ord("b"), ord("c")], [STOP, STOP + 1]]
-        rewards.add_stream(answer, "top", top.ids, "int32")
+        assert top.top_ids.tolist() == [[ord("a"), ord("b")], [ord("b"), ord("c")], [STOP, STOP + 1]]
+        rewards.add_stream(answer, "top", top.top_ids, "int32")
         rewards.add(answer, 1.0)
         return rewards
 
@@ -567,7 +567,9 @@ async def test_an_engine_without_the_most_likely_tokens_is_named() -> None:
         return Rewards()
 
     runner = EpisodeRunner({"actor": make_hosted("actor", Halving("ab"))}, ranked, exact)
-    with pytest.raises(RolloutError, match="policy actor: its engine does not tell the most likely tokens"):
+    with pytest.raises(
+        RolloutError, match="policy actor: its engine scores the given tokens only, at temperature 1"
+    ):
         await runner.episode(make_task(), seed=1)
 
 

@@ -7,13 +7,11 @@ under the new version. Logprobs are at the sampling temperature over the full vo
 default.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
@@ -25,10 +23,11 @@ from astraflow.addons.inference_servers.server_api import (
     LabelSpan,
     ServerCommand,
     ServerHttp,
+    make_scores,
     read_gauges,
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
-from astraflow.protocols import TopTokens
+from astraflow.protocols import TokenScores
 from astraflow.types import Media, Sampling
 
 __all__ = ["SglangApi"]
@@ -125,41 +124,27 @@ class SglangApi:
         except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
-    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns input logprobs."""
-        reply = await self._input_logprobs(http, token_ids, 0)
-        try:
-            rows = reply["meta_info"]["input_token_logprobs"][1:]  # nothing predicts the first token
-            if [int(row[1]) for row in rows] != list(token_ids[1:]):
-                raise ValueError(f"{len(rows)} logprobs for {len(token_ids)} tokens")
-            return np.asarray([float(row[0]) for row in rows], np.float32)
-        except (LookupError, TypeError, ValueError) as err:
-            raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
-
-    async def score_top(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TopTokens:
-        """Returns the first input logprobs."""
-        reply = await self._input_logprobs(http, token_ids, num)
-        try:
-            rows = reply["meta_info"]["input_top_logprobs"][1:]
-            found = [[(float(entry[0]), int(entry[1])) for entry in row[:num]] for row in rows]
-            columns = np.array(found, np.float64).reshape(len(token_ids) - 1, num, 2)
-            return TopTokens(columns[..., 1].astype(np.int32), columns[..., 0].astype(np.float32))
-        except (LookupError, TypeError, ValueError) as err:
-            raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
-
-    async def _input_logprobs(
-        self, http: ServerHttp, token_ids: Sequence[int], num_top: int
-    ) -> Mapping[str, Any]:
-        """Asks for input logprobs. The server also generates one token, which is discarded."""
+    async def score(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TokenScores:
+        """Returns input logprobs. The server also generates one token, which is discarded."""
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, **NEUTRAL, "max_new_tokens": 1}
         body = {
             "input_ids": list(token_ids),
             "sampling_params": sampling,
             "return_logprob": True,
             "logprob_start_len": 0,
-            "top_logprobs_num": num_top,
+            "top_logprobs_num": num,
         }
-        return await http.post("/generate", body)
+        reply = await http.post("/generate", body)
+        try:
+            meta = reply["meta_info"]
+            rows = meta["input_token_logprobs"][1:]  # nothing predicts the first token
+            if [int(row[1]) for row in rows] != list(token_ids[1:]):
+                raise ValueError(f"{len(rows)} logprobs for {len(token_ids)} tokens")
+            likely = meta["input_top_logprobs"][1:] if num else [[]] * len(rows)
+            tops = [[(float(entry[0]), int(entry[1])) for entry in row[:num]] for row in likely]
+            return make_scores([float(row[0]) for row in rows], tops, num)
+        except (LookupError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
     async def pause(self, http: ServerHttp) -> None:
         """Returns every running request to its caller, unfinished."""

@@ -13,13 +13,11 @@ completion's logprobs are at the sampling temperature; prompt logprobs are at te
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
@@ -31,14 +29,15 @@ from astraflow.addons.inference_servers.server_api import (
     LabelSpan,
     ServerCommand,
     ServerHttp,
+    make_scores,
     read_gauges,
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
 from astraflow.models.images import IMAGE
-from astraflow.protocols import TopTokens
+from astraflow.protocols import TokenScores
 from astraflow.types import Media, Sampling
 
-__all__ = ["VllmApi", "prompt_logprobs", "top_tokens"]
+__all__ = ["VllmApi", "read_scores"]
 
 _GENERATE = "/inference/v1/generate"
 _RENDER = "/v1/chat/completions/render"
@@ -56,22 +55,19 @@ _GAUGES = {
 _ON_CPU = re.compile(r"device_config=(device\(type='cpu'|cpu\b)|device_config=.{0,60}\bcpu\b")
 
 
-def prompt_logprobs(rows: Sequence[Any], token_ids: Sequence[int]) -> NDArray[np.float32]:
-    """Reads the logprobs of tokens 1..T-1 from vLLM's prompt logprobs. Raises: KeyError, TypeError or
-    ValueError if they aren't those of the tokens."""
-    found = zip(rows[1:], token_ids[1:], strict=True)  # nothing predicts the first token
-    return np.array([float(row[str(token)]["logprob"]) for row, token in found], np.float32)
+def read_scores(rows: Sequence[Any], token_ids: Sequence[int], num: int) -> TokenScores:
+    """Reads vLLM's prompt logprobs of tokens 1..T-1, with the `num` most likely tokens in place of each.
 
-
-def top_tokens(rows: Sequence[Any], token_ids: Sequence[int], num: int) -> TopTokens:
-    """Reads the `num` most likely tokens in place of each of tokens 1..T-1. The token itself comes with them
-    if it is less likely. Raises: as `prompt_logprobs`."""
-    found: list[list[tuple[float, int]]] = []
-    for row, _ in zip(rows[1:], token_ids[1:], strict=True):
-        entries = [(float(entry["logprob"]), int(token)) for token, entry in dict(row).items()]
-        found.append(sorted(entries, reverse=True)[:num])
-    columns = np.array(found, np.float64).reshape(len(found), num, 2)
-    return TopTokens(columns[..., 1].astype(np.int32), columns[..., 0].astype(np.float32))
+    A row also has the token itself, if it is less likely. Raises: KeyError, TypeError or ValueError if the
+    rows aren't those of the tokens.
+    """
+    logprobs: list[float] = []
+    tops: list[list[tuple[float, int]]] = []
+    for row, token in zip(rows[1:], token_ids[1:], strict=True):  # nothing predicts the first token
+        found = {int(key): float(entry["logprob"]) for key, entry in dict(row).items()}
+        logprobs.append(found[token])
+        tops.append(sorted(((value, key) for key, value in found.items()), reverse=True)[:num])
+    return make_scores(logprobs, tops, num)
 
 
 class VllmApi:
@@ -175,29 +171,18 @@ class VllmApi:
         except (KeyError, IndexError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
 
-    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns prompt logprobs."""
-        reply = await self._prompt_logprobs(http, token_ids, 0)
-        try:
-            return prompt_logprobs(reply["prompt_logprobs"], token_ids)
-        except (KeyError, TypeError, ValueError) as err:
-            raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
+    async def score(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TokenScores:
+        """Returns prompt logprobs. `--max-logprobs` limits `num`, to 20 by default.
 
-    async def score_top(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TopTokens:
-        """Returns the first prompt logprobs. `--max-logprobs` limits their number, 20 by default."""
-        reply = await self._prompt_logprobs(http, token_ids, num)
-        try:
-            return top_tokens(reply["prompt_logprobs"], token_ids, num)
-        except (KeyError, TypeError, ValueError) as err:
-            raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
-
-    async def _prompt_logprobs(
-        self, http: ServerHttp, token_ids: Sequence[int], num: int
-    ) -> Mapping[str, Any]:
-        """Asks for prompt logprobs. vLLM must generate at least one token, which is discarded."""
+        vLLM must generate at least one token, which is discarded.
+        """
         params = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, **NEUTRAL}
         params |= {"max_tokens": 1, "prompt_logprobs": num, "detokenize": False}
-        return await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
+        reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
+        try:
+            return read_scores(reply["prompt_logprobs"], token_ids, num)
+        except (KeyError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
 
     async def pause(self, http: ServerHttp) -> None:
         """Freezes the running requests, with their KV cache."""

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from astraflow import added
 from astraflow.errors import RolloutError
 from astraflow.models.loading import FittedTensors
-from astraflow.protocols import TopTokens
+from astraflow.protocols import TokenScores
 from astraflow.rollout.engines.branches import Branches
 from astraflow.rollout.engines.cache import PAGE, KvCache, row_moves
 from astraflow.rollout.engines.forward import Forward, score
@@ -197,14 +198,18 @@ class Lane:
         tokens = torch.tensor(token_ids, device=self._device)
         return np.asarray(score(self._forward, tokens).cpu().numpy(), np.float32)
 
-    def score_top(self, token_ids: Sequence[int], num: int) -> TopTokens:
-        """The `num` most likely tokens in place of each of tokens 1..T-1, at temperature 1."""
+    def score_top(self, token_ids: Sequence[int], num: int, temperature: float) -> TokenScores:
+        """Scores tokens 1..T-1, with the `num` most likely ones in place of each."""
         tokens = torch.tensor(token_ids, device=self._device)
-        logits = self._forward.sequence_logits(tokens)
-        parts = [torch.log_softmax(part.float(), -1).topk(num) for part in logits]
-        logprobs = torch.cat([part.values for part in parts])
-        ids = torch.cat([part.indices for part in parts])
-        return TopTokens(ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy())
+        parts: list[tuple[Tensor, ...]] = []
+        start = 1
+        for logits in self._forward.sequence_logits(tokens):
+            whole = torch.log_softmax(logits.float() / temperature, -1)
+            given = tokens[start : start + len(logits), None]
+            top = whole.topk(num)
+            parts.append((whole.gather(1, given)[:, 0], top.indices.int(), top.values))
+            start += len(logits)
+        return TokenScores(*(torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)))
 
     # --- stepping ---------------------------------------------------------------------------------
 

@@ -359,12 +359,12 @@ def test_the_most_likely_tokens_are_the_models() -> None:
     bench = Bench()
     tokens = list(range(2, 32))
     with torch.inference_mode():
-        found = bench.lane.score_top(tokens, 3)
-        whole = torch.log_softmax(make_random_model()(torch.tensor([tokens])).logits[0, :-1], -1)
+        found = bench.lane.score_top(tokens, 3, 2.0)
+        whole = torch.log_softmax(make_random_model()(torch.tensor([tokens])).logits[0, :-1] / 2, -1)
     expected = whole.topk(3)
-    assert (found.ids.dtype, found.logprobs.dtype) == (np.int32, np.float32)
-    assert found.ids.tolist() == expected.indices.tolist()
-    assert np.abs(found.logprobs - expected.values.numpy()).max() < 1e-5
+    assert (found.top_ids.dtype, found.top_logprobs.dtype) == (np.int32, np.float32)
+    assert found.top_ids.tolist() == expected.indices.tolist()
+    assert np.abs(found.top_logprobs - expected.values.numpy()).max() < 1e-5
 
 
 def test_dropping_a_request_of_another_lane_changes_nothing() -> None:

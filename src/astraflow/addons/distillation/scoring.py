@@ -1,0 +1,91 @@
+"""Scores a completion under any policy, and under another prompt than the one that it was sampled from."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from astraflow.errors import RolloutError
+from astraflow.protocols import Engine, TokenScores, TopScorer
+from astraflow.rollout.dialogue import Dialogue, HostedPolicy, Transcript, render_prompt
+from astraflow.types import Message
+from astraflow.workflows.conversation import Completion, Prompt
+
+__all__ = ["ScoreRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """The arguments of `Policy.logprobs` for a completion of a dialogue.
+
+    Example: `(await ScoreRequest(dialogue, hosted, answer, "a hint", True, None).scores(0)).logprobs`.
+    """
+
+    dialogue: Dialogue
+    hosted: HostedPolicy
+    """The policy that scores."""
+    completion: Completion
+    context: Prompt | None
+    as_sampled: bool
+    by: Engine | None
+
+    async def scores(self, num_top: int) -> TokenScores:
+        """Scores the completion, with the `num_top` most likely tokens in place of each.
+
+        Raises: RolloutError.
+        """
+        engine = self.by or self.hosted.engine
+        token_ids, start = await self._tokens(engine)
+        if not self.completion.num_tokens:
+            none = np.zeros((0, num_top), np.float32)
+            return TokenScores(none[:, :0].ravel(), none.astype(np.int32), none)
+        recorder = self.dialogue.recorder
+        temperature = recorder.temperature_of(self.completion.idx) if self.as_sampled else 1.0
+        # Scores begin with the second token, so that of token t is entry t - 1.
+        if temperature == 1 and not num_top:
+            logprobs = (await engine.score(token_ids))[start - 1 :]
+            return TokenScores(logprobs, *np.zeros((2, len(logprobs), 0), np.int32))
+        if not isinstance(engine, TopScorer):
+            raise RolloutError(
+                f"policy {self.hosted.info.name}: its engine scores the given tokens only, at temperature 1; "
+                "use rollout.engine.name torch, vllm or sglang",
+                is_retryable=False,
+            )
+        found = await engine.score_top(token_ids, num_top, temperature=temperature)
+        return TokenScores(*(column[start - 1 :] for column in found))
+
+    async def _tokens(self, engine: Engine) -> tuple[tuple[int, ...], int]:
+        """The prompt and the completion, and the length of the prompt. Raises: RolloutError."""
+        completion = self.completion
+        hosted = self.hosted
+        name = hosted.info.name
+        token_ids, start = self.dialogue.recorder.tokens_of(completion.idx)
+        has_media = self.dialogue.recorder.has_media(completion.idx)
+        # The tokens mean something to another policy only if both have the same tokenizer.
+        _, read = hosted.read(token_ids[:start], token_ids[start:])
+        if read != completion.text:
+            raise RolloutError(
+                f"policy {name} reads a completion of {completion.policy} as {read[:80]!r} instead of "
+                f"{completion.text[:80]!r}; policies that score each other need the same tokenizer",
+                is_retryable=False,
+            )
+        if self.context is not None:
+            is_text = isinstance(self.context, str)
+            messages = [Message(role="user", content=self.context)] if is_text else self.context
+            prompt = await render_prompt(hosted, Transcript(), tuple(messages))
+            has_media = bool(prompt.media)
+            token_ids = (*prompt.token_ids, *token_ids[start:])
+            start = len(prompt.token_ids)
+        max_context = engine.capacity().max_context
+        if len(token_ids) > max_context:
+            raise RolloutError(
+                f"policy {name} cannot score {len(token_ids)} tokens: the context of its engine has "
+                f"{max_context} tokens; raise rollout.engine.max_context",
+                is_retryable=False,
+            )
+        if has_media:
+            raise RolloutError(
+                f"policy {name} cannot score a completion whose prompt has an image: engines score only text "
+                "tokens",
+                is_retryable=False,
+            )
+        return token_ids, start
