@@ -59,8 +59,8 @@ def _check_loss(recipe: Recipe, name: str, workflow: DistillConfig) -> None:
     is_torch = isinstance(recipe.rollout.engine, TorchEngineConfig)
     if policy.sampling.temperature != 1 and (workflow.commands or not is_torch):
         raise ConfigError(
-            f"sampling.temperature = {policy.sampling.temperature:g} of {name!r}: servers and endpoints score "
-            "tokens at temperature 1 only; set it to 1, or use teachers in rollout.engine.name: torch"
+            f"sampling.temperature = {policy.sampling.temperature:g} of {name!r}: servers and endpoints "
+            "score tokens at temperature 1 only; set it to 1, or use teachers in rollout.engine.name: torch"
         )
 
 

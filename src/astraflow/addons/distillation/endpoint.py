@@ -52,8 +52,8 @@ class EndpointTeacher(OpenAiEngine):
         found = reply.get("prompt_token_ids")
         if found is None:
             raise ConfigError(
-                f"the teacher at {self._base_url} doesn't tell its tokens (return_token_ids), so its tokenizer "
-                "can't be compared; serve it with vLLM"
+                f"the teacher at {self._base_url} doesn't tell its tokens (return_token_ids), so its "
+                "tokenizer can't be compared; serve it with vLLM"
             )
         if list(found) != list(token_ids):
             raise ConfigError(
