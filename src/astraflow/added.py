@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from astraflow.addons import runs
     from astraflow.addons.agents.gateway.gateway import Gateway
     from astraflow.addons.cluster.node_group import NodeGroup
-    from astraflow.addons.distillation.scoring import ScoreRequest
+    from astraflow.addons.distillation.scoring import Scoring
     from astraflow.addons.exact.engine_pass import InvariantForward
     from astraflow.addons.exact.trainer_pass import InvariantLogprobs
     from astraflow.addons.experts.recorder import ExpertRecorder
@@ -50,7 +50,7 @@ __all__ = [
     "NodeGroup",
     "ObjectStore",
     "RouterReplay",
-    "ScoreRequest",
+    "Scoring",
     "SharedTurns",
     "SizedPool",
     "audits",
@@ -82,7 +82,7 @@ _PLACES = {
     "NodeGroup": ("cluster.node_group:NodeGroup", "train.nodes"),
     "ObjectStore": ("s3_store.object_store:ObjectStore", "a store in S3"),
     "RouterReplay": ("experts.replay:RouterReplay", "router replay"),
-    "ScoreRequest": ("distillation.scoring:ScoreRequest", "policy.logprobs"),
+    "Scoring": ("distillation.scoring:Scoring", "policy.logprobs"),
     "SharedTurns": ("lending.turns:SharedTurns", "cluster.lend"),
     "SizedPool": ("pool.pool:SizedPool", "cluster.max_services"),
     "audit_kept_caches": ("inference_servers.kept_caches:audit_kept_caches", "audit"),

@@ -1,4 +1,5 @@
-"""`recipes/distill.yaml`: three tiny models learn from a teacher what took its own training many more completions.
+"""`recipes/distill.yaml`: three tiny models learn from a teacher what took its own training far more answers.
+
 
 The self-teacher of `recipes/real/feedback.yaml` runs here with a tiny model, which only shows that it runs.
 """

@@ -382,30 +382,23 @@ class _RecordedPolicy:
             return await self.conversation(role=role).say(prompt)
         return await self.conversation(context=prompt, role=role).send(())
 
-    async def logprobs(
-        self,
-        completion: Completion,
-        *,
-        context: Prompt | None = None,
-        as_sampled: bool = False,
-        by: Engine | None = None,
-    ) -> NDArray[np.float32]:
+    async def logprobs(self, completion: Completion, *, context: Prompt | None = None) -> NDArray[np.float32]:
         """See `Policy.logprobs`."""
-        request = added.ScoreRequest(self._dialogue, self._hosted, completion, context, as_sampled, by)
-        return (await request.scores(0)).logprobs
+        scoring = added.Scoring(self._dialogue, self._hosted, completion, context)
+        return (await scoring.scores(self._hosted.engine, 0, temperature=1.0)).logprobs
 
-    async def top_logprobs(
+    async def scores(
         self,
         completion: Completion,
-        num: int,
+        num_top: int = 0,
         *,
         context: Prompt | None = None,
-        as_sampled: bool = False,
         by: Engine | None = None,
     ) -> TokenScores:
-        """See `Policy.top_logprobs`."""
-        request = added.ScoreRequest(self._dialogue, self._hosted, completion, context, as_sampled, by)
-        return await request.scores(num)
+        """See `Policy.scores`."""
+        scoring = added.Scoring(self._dialogue, self._hosted, completion, context)
+        temperature = self._dialogue.recorder.temperature_of(completion.idx)
+        return await scoring.scores(by or self._hosted.engine, num_top, temperature=temperature)
 
 
 def with_tools(hosted: HostedPolicy, tools: Sequence[ToolSpec]) -> HostedPolicy:

@@ -141,36 +141,27 @@ class Policy(Protocol):
         """Holds a conversation of one turn, which starts with a text or with messages."""
         ...
 
-    async def logprobs(
-        self,
-        completion: Completion,
-        *,
-        context: Prompt | None = None,
-        as_sampled: bool = False,
-        by: Engine | None = None,
-    ) -> NDArray[np.float32]:
+    async def logprobs(self, completion: Completion, *, context: Prompt | None = None) -> NDArray[np.float32]:
         """The logprobs of a completion under this policy's newest version, whichever policy sampled it.
 
-        There is one entry per token, in nats, at temperature 1 or, with `as_sampled`, at the temperature of
-        the sampling, like a loss's logprobs. `context`: another prompt for the same tokens; None: their own.
-        `by`: scores in place of the policy's engine. A policy with the role `follower` scores with an older
-        version.
+        There is one entry per token, in nats, at temperature 1. `context`: another prompt for the same
+        tokens; None: their own. A policy with the role `follower` scores with an older version.
 
         Raises: RolloutError if the policies have different tokenizers, the tokens do not fit the engine's
-        context, or it cannot score (at that temperature).
+        context, or it cannot score.
         """
         ...
 
-    async def top_logprobs(
+    async def scores(
         self,
         completion: Completion,
-        num: int,
+        num_top: int = 0,
         *,
         context: Prompt | None = None,
-        as_sampled: bool = False,
         by: Engine | None = None,
     ) -> TokenScores:
-        """Like `logprobs`, with the `num` tokens that are most likely in place of each."""
+        """Like `logprobs`, but at the temperature of the sampling, as a loss's logprobs are, and with the
+        `num_top` most likely tokens in place of each. `by`: scores in place of the policy's engine."""
         ...
 
 

@@ -537,7 +537,7 @@ async def test_a_policy_scores_a_completion_under_another_prompt() -> None:
         as_text = await actor.logprobs(answer, context="a hint")
         as_messages = await actor.logprobs(answer, context=(Message(role="user", content="a hint"),))
         assert as_text.tolist() == as_messages.tolist() == [ord("a") / 2, ord("b") / 2, STOP / 2]
-        top = await actor.top_logprobs(answer, 2, context="a hint")
+        top = await actor.scores(answer, 2, context="a hint")
         assert top.top_ids.tolist() == [[ord("a"), ord("b")], [ord("b"), ord("c")], [STOP, STOP + 1]]
         rewards.add_stream(answer, "top", top.top_ids, "int32")
         rewards.add(answer, 1.0)
@@ -563,7 +563,7 @@ async def test_a_policy_scores_a_completion_under_another_prompt() -> None:
 
 async def test_an_engine_without_the_most_likely_tokens_is_named() -> None:
     async def ranked(task: ScoredTask, policies: Policies) -> Rewards:
-        await policies["actor"].top_logprobs(await policies["actor"].chat(task.prompt), 2)
+        await policies["actor"].scores(await policies["actor"].chat(task.prompt), 2)
         return Rewards()
 
     runner = EpisodeRunner({"actor": make_hosted("actor", Halving("ab"))}, ranked, exact)

@@ -65,15 +65,12 @@ class Distill:
         teacher = actor if endpoint is not None else policies[config.teachers[source].policy]
         context = await self._context(task, answer, score)
         started = time.perf_counter()
+        found = await teacher.scores(answer, config.top, context=context, by=endpoint)
         if config.top:
-            found = await teacher.top_logprobs(
-                answer, config.top, context=context, as_sampled=True, by=endpoint
-            )
             rewards.add_stream(answer, TOP_IDS, found.top_ids, "int32")
             rewards.add_stream(answer, TOP_LOGPROBS, np.maximum(found.top_logprobs, MIN_LOGPROB))
         else:
-            logprobs = await teacher.logprobs(answer, context=context, as_sampled=True, by=endpoint)
-            rewards.add_stream(answer, TEACHER_STREAM, np.maximum(logprobs, MIN_LOGPROB))
+            rewards.add_stream(answer, TEACHER_STREAM, np.maximum(found.logprobs, MIN_LOGPROB))
         rewards.add_time("teacher_s", time.perf_counter() - started)
         return rewards
 

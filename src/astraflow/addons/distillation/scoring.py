@@ -10,40 +10,33 @@ from astraflow.rollout.dialogue import Dialogue, HostedPolicy, Transcript, rende
 from astraflow.types import Message
 from astraflow.workflows.conversation import Completion, Prompt
 
-__all__ = ["ScoreRequest"]
+__all__ = ["Scoring"]
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """The arguments of `Policy.logprobs` for a completion of a dialogue.
+class Scoring:
+    """A completion, who scores it, and under which prompt.
 
-    Example: `(await ScoreRequest(dialogue, hosted, answer, "a hint", True, None).scores(0)).logprobs`.
+    Example: `await Scoring(dialogue, hosted, answer, "a hint").scores(hosted.engine, 0, temperature=1.0)`.
     """
 
     dialogue: Dialogue
     hosted: HostedPolicy
-    """The policy that scores."""
     completion: Completion
     context: Prompt | None
-    as_sampled: bool
-    by: Engine | None
 
-    async def scores(self, num_top: int) -> TokenScores:
-        """Scores the completion, with the `num_top` most likely tokens in place of each.
-
-        Raises: RolloutError.
-        """
-        engine = self.by or self.hosted.engine
+    async def scores(self, engine: Engine, num_top: int, *, temperature: float) -> TokenScores:
+        """Scores the completion, with the `num_top` most likely tokens in place of each. Raises:
+        RolloutError."""
         token_ids, start = await self._tokens(engine)
         if not self.completion.num_tokens:
             none = np.zeros((0, num_top), np.float32)
             return TokenScores(none[:, :0].ravel(), none.astype(np.int32), none)
-        recorder = self.dialogue.recorder
-        temperature = recorder.temperature_of(self.completion.idx) if self.as_sampled else 1.0
         # Scores begin with the second token, so that of token t is entry t - 1.
         if temperature == 1 and not num_top:
             logprobs = (await engine.score(token_ids))[start - 1 :]
-            return TokenScores(logprobs, *np.zeros((2, len(logprobs), 0), np.int32))
+            none = np.zeros((len(logprobs), 0), np.float32)
+            return TokenScores(logprobs, none.astype(np.int32), none)
         if not isinstance(engine, TopScorer):
             raise RolloutError(
                 f"policy {self.hosted.info.name}: its engine scores the given tokens only, at temperature 1; "
