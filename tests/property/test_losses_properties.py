@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.config import Config, Use
-from astraflow.losses.config import AuxiliaryConfig, LossConfig, LossVariant
+from astraflow.losses.config import AuxiliaryConfig, LossConfig
 from astraflow.losses.factory import LOSSES, HasTraits, Loss, make_loss
 from astraflow.losses.m2po import m2po_bound, m2po_mask_bound
 from astraflow.losses.policy import LossInputs, grpo
 from astraflow.losses.ratio import kl_k2, kl_k3
+from astraflow.losses.variant import LossVariant
 
 NUMBERS = st.floats(-2, 2, width=32)
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=40)

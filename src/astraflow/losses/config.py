@@ -5,12 +5,12 @@ Imports no torch, so a recipe can be read anywhere. The formula of a loss and it
 function (`losses.policy`, `losses.m2po`).
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from astraflow.config import Config, Use, Variant, with_installed
+from astraflow.config import Config, Use, with_installed
+from astraflow.losses.variant import LossVariant
 
 __all__ = [
     "AuxiliaryConfig",
@@ -31,7 +31,6 @@ __all__ = [
     "GspoLossConfig",
     "KlConfig",
     "LossConfig",
-    "LossVariant",
     "M2poLossConfig",
     "M2poMaskLossConfig",
     "M2poMaskProximalLossConfig",
@@ -247,17 +246,6 @@ class SftLossConfig(Config):
     positive_only: bool = False
     """Leave out tokens with an advantage of 0 or less, to fine-tune on the answers that did well in their
     group (arXiv:2308.01825)."""
-
-
-class LossVariant(Variant):
-    """Base of a loss's config that an installed package adds. Its fields are the loss's arguments."""
-
-    learns_from_rewards: ClassVar[bool] = True
-    """False: it needs no advantages, so a group may be one episode."""
-
-    def make(self) -> Callable[..., Any]:
-        """Imports the loss: a function of `LossInputs` and the arguments, which returns a `LossOutput`."""
-        raise NotImplementedError
 
 
 LossConfig = (

@@ -21,7 +21,7 @@ from astraflow.losses.auxiliary import (
     with_entropy_bonus,
     with_kl_penalty,
 )
-from astraflow.losses.config import AuxiliaryConfig, LossVariant
+from astraflow.losses.config import AuxiliaryConfig
 from astraflow.losses.m2po import m2po, m2po_mask, m2po_mask_proximal, m2po_prototype, m2po_released
 from astraflow.losses.policy import (
     LossInputs,
@@ -42,6 +42,7 @@ from astraflow.losses.policy import (
     sapo,
     sft,
 )
+from astraflow.losses.variant import LossVariant
 from astraflow.types import StreamRule
 from astraflow.user_input.own_code import describe_error
 
@@ -102,7 +103,10 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
         )
     # The KL penalty and the entropy bonus have a gradient even for tokens with advantage 0.
     moves_all = auxiliary.entropy_coef > 0 or (auxiliary.kl.coef > 0 and auxiliary.kl.place == "loss")
-    streams = traits.streams(**args) if callable(traits.streams) else traits.streams
+    declared = traits.streams(**args) if callable(traits.streams) else traits.streams
+    streams = tuple(StreamRule(name=each) if isinstance(each, str) else each for each in declared)
+    if traits.alternatives and traits.alternatives not in [rule.name for rule in streams]:
+        raise ConfigError(f"the trait `alternatives` of {name} is not one of its streams")
     function = partial(target, **args)
     statistics = partial(traits.statistics, **args) if traits.statistics else None
     if isinstance(config, Use):
@@ -113,7 +117,7 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
         statistics=statistics,
         needs_proximal=traits.needs_proximal or correction is not None,
         needs_advantage=traits.needs_advantage and not moves_all,
-        streams=tuple(StreamRule(name=s) if isinstance(s, str) else s for s in streams),
+        streams=streams,
         alternatives=traits.alternatives,
         needs_teacher=traits.needs_teacher,
         compares=traits.needs_advantage,

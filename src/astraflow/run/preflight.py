@@ -21,7 +21,8 @@ from astraflow.algorithms.credit import (
 )
 from astraflow.config import Config, Use, load_component, salvage
 from astraflow.errors import ConfigError
-from astraflow.losses.config import DistillLossConfig, LossVariant, SftLossConfig
+from astraflow.losses.config import DistillLossConfig, SftLossConfig
+from astraflow.losses.variant import LossVariant
 from astraflow.processes.program import choose_addresses
 from astraflow.protocols import TaskSource
 from astraflow.recipe.access import tls_files

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from astraflow.config import Use
-from astraflow.losses.config import CorrectionConfig, KlConfig, LossConfig, LossVariant
+from astraflow.losses.config import CorrectionConfig, KlConfig, LossConfig
+from astraflow.losses.variant import LossVariant
 from astraflow.protocols import StepResult
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from astraflow.addons.inference_servers.model_choice import ModelChoice
 from astraflow.config import Use
 from astraflow.errors import DataError
-from astraflow.losses.config import LossVariant
+from astraflow.losses.variant import LossVariant
 from astraflow.types import Task
 from astraflow.workflows.conversation import Workflow
 from astraflow.workflows.variant import PolicyRoles, template
