@@ -30,9 +30,9 @@ def other(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     return folder
 
 
-def check(folder: Path, model: Path, *overrides: str) -> None:
-    teaching = "workflow={name: distill, teachers: {default: {policy: actor}}, context: '{answer}={prompt}'}"
-    check_recipe(make_digit_recipe(folder, model, teaching, *overrides))
+def check(folder: Path, model: Path, *overrides: str, teachers: str = "default: {policy: actor}") -> None:
+    workflow = f"workflow={{name: distill, teachers: {{{teachers}}}, context: '{{answer}}={{prompt}}'}}"
+    check_recipe(make_digit_recipe(folder, model, workflow, *overrides))
 
 
 DISTILL = "policies.actor.train.loss={name: distill}"
@@ -56,14 +56,6 @@ def test_a_policy_may_teach_itself_one_answer_at_a_time(tmp_path: Path, model: P
             r"workflow\.top = 4: the loss 'distill' .* compares sampled tokens only",
         ),
         (
-            [DISTILL, "workflow.teachers={default: {policy: techer}}"],
-            r"workflow\.teachers\.default = 'techer' is not a policy",
-        ),
-        (
-            [DISTILL, "workflow.teachers={words: {policy: actor}}"],
-            r"no teacher for the source 'sums', and no `default`",
-        ),
-        (
             [DISTILL, "rollout.engine={name: vllm}", "policies.actor.sampling.temperature=0.5"],
             r"sampling\.temperature = 0\.5 of 'actor': servers and endpoints score tokens at .* 1 only",
         ),
@@ -76,14 +68,28 @@ def test_what_does_not_fit_is_refused(
         check(tmp_path, model, *overrides)
 
 
+@pytest.mark.parametrize(
+    ("teachers", "problem"),
+    [
+        ("default: {policy: techer}", r"workflow\.teachers\.default = 'techer' is not a policy"),
+        ("words: {policy: actor}", r"no teacher for the source 'sums', and no `default`"),
+    ],
+)
+def test_teachers_that_are_missing_are_named(
+    tmp_path: Path, model: Path, teachers: str, problem: str
+) -> None:
+    with pytest.raises(Error, match=problem):
+        check(tmp_path, model, DISTILL, teachers=teachers)
+
+
 def test_a_teacher_with_another_tokenizer_is_refused_by_name(
     tmp_path: Path, model: Path, other: Path
 ) -> None:
     teacher = f"policies.teacher={{model: {other}, role: frozen, sampling: {{max_tokens: 8}}}}"
-    teaches = "workflow.teachers={default: {policy: teacher}}"
+    named = "default: {policy: teacher}"
     with pytest.raises(ConfigError, match=r"workflow\.teachers\.default: 'teacher' .* has another tokenizer"):
-        check(tmp_path, model, DISTILL, teacher, teaches)
-    check(tmp_path, model, DISTILL, teacher.replace(str(other), str(model)), teaches)
+        check(tmp_path, model, DISTILL, teacher, teachers=named)
+    check(tmp_path, model, DISTILL, teacher.replace(str(other), str(model)), teachers=named)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +110,7 @@ async def test_an_endpoint_is_asked_for_its_tokenizer_and_for_logprobs(
         return ids if is_same else ids[::-1]
 
     async with served(CompletionsServer(make_random_model(), encode, gives_logprobs=gives_logprobs)) as url:
-        teachers = f"workflow.teachers={{default: {{url: '{url}'}}}}"
-        checking = asyncio.to_thread(check, tmp_path, model, DISTILL, teachers)
+        checking = asyncio.to_thread(check, tmp_path, model, DISTILL, teachers=f"default: {{url: '{url}'}}")
         if problem:
             with pytest.raises(ConfigError, match=rf"workflow\.teachers\.default: .*{problem}"):
                 await checking
@@ -113,9 +118,7 @@ async def test_an_endpoint_is_asked_for_its_tokenizer_and_for_logprobs(
             await checking
 
 
-def test_an_endpoint_that_cannot_be_asked_is_refused_by_name(tmp_path: Path, model: Path) -> None:
-    teachers = "workflow.teachers={default: {url: 'http://127.0.0.1:9/v1'}}"
-    with pytest.raises(
-        Error, match=r"workflow\.teachers\.default: .*127\.0\.0\.1:9/v1/models does not answer"
-    ):
-        check(tmp_path, model, DISTILL, teachers)
+def test_an_endpoint_that_does_not_answer_is_named(tmp_path: Path, model: Path) -> None:
+    teachers = "default: {url: 'http://127.0.0.1:9/v1'}"
+    with pytest.raises(Error, match=r"http://127\.0\.0\.1:9/v1/models does not answer"):
+        check(tmp_path, model, DISTILL, teachers=teachers)

@@ -18,6 +18,7 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.torch.torch_backend import TorchBackend
+from astraflow.trajectory_rules import MIN_LOGPROB
 from astraflow.types import AdvantageSpan, Episode, Message, PolicyInfo, Sample, Sampling, Stream, Task
 from astraflow.wire import array
 from drivers.completions_server import CompletionsServer, served
@@ -86,7 +87,7 @@ async def test_the_teachers_most_likely_tokens_travel_with_the_answer() -> None:
     assert (ids.name, ids.dtype, ids.width) == ("teacher_top_ids", "int32", 3)
     assert (logprobs.name, logprobs.dtype, logprobs.width) == ("teacher_top_logprobs", "float32", 3)
     assert entries(ids)[-1] == [0, 1, 2]
-    assert entries(logprobs)[-1] == [-1e6] * 3  # the least that a stream can hold, for what is impossible
+    assert entries(logprobs)[-1] == [MIN_LOGPROB] * 3  # the least for tokens that are impossible
 
 
 def say_what_is_wrong(task: Task, text: str, score: float) -> str:
