@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("teachers", "problem"),
     [
-        ("default: {policy: techer}", r"workflow\.teachers\.default = 'techer' is not a policy"),
+        ("default: {policy: nobody}", r"workflow\.teachers\.default = 'nobody' is not a policy"),
         ("words: {policy: actor}", r"no teacher for the source 'sums', and no `default`"),
     ],
 )
