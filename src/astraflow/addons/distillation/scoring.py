@@ -43,8 +43,8 @@ class Scoring:
                 "use rollout.engine.name torch, vllm or sglang",
                 is_retryable=False,
             )
-        found = await engine.score_top(token_ids, num_top, temperature=temperature)
-        return TokenScores(*(column[start - 1 :] for column in found))
+        logprobs, top_ids, top_logprobs = await engine.score_top(token_ids, num_top, temperature=temperature)
+        return TokenScores(logprobs[start - 1 :], top_ids[start - 1 :], top_logprobs[start - 1 :])
 
     async def _tokens(self, engine: Engine) -> tuple[tuple[int, ...], int]:
         """The prompt and the completion, and the length of the prompt. Raises: RolloutError."""
@@ -61,9 +61,8 @@ class Scoring:
                 f"{completion.text[:80]!r}; policies that score each other need the same tokenizer",
                 is_retryable=False,
             )
-        if self.context is not None:
-            is_text = isinstance(self.context, str)
-            messages = [Message(role="user", content=self.context)] if is_text else self.context
+        if (context := self.context) is not None:
+            messages = [Message(role="user", content=context)] if isinstance(context, str) else context
             prompt = await render_prompt(hosted, Transcript(), tuple(messages))
             has_media = bool(prompt.media)
             token_ids = (*prompt.token_ids, *token_ids[start:])

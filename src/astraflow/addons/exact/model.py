@@ -116,7 +116,7 @@ class InvariantModel:
     def logit_parts(self, hidden: Tensor) -> Iterator[Tensor]:
         """Computes the logits of `hidden` [N, h] in turn, as many at a time as fit."""
         size = max(1, _CHUNK_LOGITS // (TILE * self.vocab_size)) * TILE  # a whole number of tiles
-        return map(self.logits, hidden.split(size))
+        return (self.logits(hidden[start : start + size]) for start in range(0, len(hidden), size))
 
     @torch.no_grad()
     def logprobs(self, hidden: Tensor, targets: Tensor, inverse_temperatures: Tensor | None = None) -> Tensor:

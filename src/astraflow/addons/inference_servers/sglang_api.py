@@ -9,7 +9,7 @@ default.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -140,7 +140,7 @@ class SglangApi:
             rows = meta["input_token_logprobs"][1:]  # nothing predicts the first token
             if [int(row[1]) for row in rows] != list(token_ids[1:]):
                 raise ValueError(f"{len(rows)} logprobs for {len(token_ids)} tokens")
-            likely = meta["input_top_logprobs"][1:] if num else [[]] * len(rows)
+            likely: Any = meta["input_top_logprobs"][1:] if num else ((),) * len(rows)
             tops = [[(float(entry[0]), int(entry[1])) for entry in row[:num]] for row in likely]
             return make_scores([float(row[0]) for row in rows], tops, num)
         except (LookupError, TypeError, ValueError) as err:

@@ -176,8 +176,8 @@ class LeanForward:
             attended = causal_attention(query, keys, values, self._rule)
             hidden = self._finish(layer, hidden, attended.view(length, -1))
         normed = self._rms_norm(hidden[:-1], self._norm)
-        for part in normed.split(_SCORE_TOKENS):
-            yield functional.linear(part, self._head)
+        for start in range(0, length - 1, _SCORE_TOKENS):
+            yield functional.linear(normed[start : start + _SCORE_TOKENS], self._head)
 
     def _tables(self, length: int, num_rows: int) -> tuple[Tensor, Tensor]:
         """The rotary tables of positions 0..length-1, repeated for each row."""
