@@ -25,10 +25,10 @@ def test_three_seeds_reach_a_teachers_score_with_a_third_of_its_completions(runs
     made = astraflow("model", "init", "recipes/models/quickstart.yaml", "--out", str(model))
     assert made.returncode == 0, made.stderr
     # The teacher, which is also the baseline: the quickstart, with 8 * 64 completions per step.
-    run = runs.start(ROOT / "recipes" / "quickstart.yaml", f"model={model}", "eval.every=5", name="teacher")
+    run = runs.start(ROOT / "recipes" / "quickstart.yaml", f"model={model}", name="teacher")
     assert run.finish() == 0, run.report()
     scores = [(line["step"], line["score_mean"]) for line in records(run.run_dir, "eval")]
-    target = scores[-1][1] - 0.02  # a standard error of 128 tasks
+    target = scores[-1][1] - 0.03  # two standard errors of 512 tasks
     assert target > 0.85
     needed = 512 * next(step for step, score in scores if score >= target)
     trained = runs.folder / "trained"
@@ -36,7 +36,10 @@ def test_three_seeds_reach_a_teachers_score_with_a_third_of_its_completions(runs
     reached: list[float] = []
     for seed in range(3):
         models = [f"policies.actor.model={model}", f"policies.teacher.model={trained}"]
-        run = runs.start(ROOT / "recipes" / "distill.yaml", *models, f"seed={seed}", name=f"seed-{seed}")
+        size = "eval.sets.heldout.num_tasks=512"
+        run = runs.start(
+            ROOT / "recipes" / "distill.yaml", *models, size, f"seed={seed}", name=f"seed-{seed}"
+        )
         assert run.finish() == 0, run.report()
         assert run.summary()["audit_ok"], run.summary()["audit_problems"]
         steps = records(run.run_dir, "step")

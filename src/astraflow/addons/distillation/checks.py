@@ -27,15 +27,20 @@ _PROBE = "2 + 3 = 5. Où est le café? 北京 def f(x):\n    return x\n"
 def _check(examined: Examined) -> None:
     recipe = examined.recipe
     for workflow in built_in_workflows(recipe):
-        if isinstance(workflow, DistillConfig):
-            name = name_at(tuple(recipe.policies), workflow.policy, 0)
-            if (policy := recipe.policies.get(name)) is None:
-                continue  # the check of roles reports it
+        name = (
+            name_at(tuple(recipe.policies), workflow.policy, 0) if isinstance(workflow, DistillConfig) else ""
+        )
+        if isinstance(workflow, DistillConfig) and name in recipe.policies:  # else the check of roles says so
             examined.collect("distillation", _check_loss, recipe, name, workflow)
-            for source, teacher in workflow.teachers.items():
-                where = f"workflow.teachers.{source}"
-                if name in examined.sound and (not teacher.policy or teacher.policy in examined.sound):
-                    examined.collect("distillation", _check_tokenizer, recipe, policy, teacher, prefix=where)
+            _check_teachers(examined, recipe.policies[name], name, workflow)
+
+
+def _check_teachers(examined: Examined, policy: PolicyConfig, name: str, workflow: DistillConfig) -> None:
+    """Checks the teachers of a policy, as far as their models can be used."""
+    for source, teacher in workflow.teachers.items():
+        if {name, teacher.policy or name} <= set(examined.sound):
+            where = f"workflow.teachers.{source}"
+            examined.collect("distillation", _check_tokenizer, examined.recipe, policy, teacher, prefix=where)
 
 
 DISTILLATION_CHECK = Check("distillation", ("recipe",), _check)
