@@ -23,10 +23,20 @@ from astraflow.protocols import Score
 from astraflow.tasks.rows import system_context
 from astraflow.tasks.sources import ListSource
 from astraflow.types import Task
-from astraflow.types.row_columns import Row, with_row
+from astraflow.types.row_columns import Row, row_of, with_row
 from astraflow.user_input.splits import is_heldout
 
-__all__ = ["KINDS", "LETTERS", "MIN_WORDS", "Kind", "fold", "name_word", "questions", "words_of"]
+__all__ = [
+    "KINDS",
+    "LETTERS",
+    "MIN_WORDS",
+    "Kind",
+    "fold",
+    "name_word",
+    "questions",
+    "say_what_is_wrong",
+    "words_of",
+]
 
 LETTERS = "abcdefghilmnoprstw"
 """The 18 letters with which enough words of most kinds start."""
@@ -135,3 +145,34 @@ def name_word(task: Task, text: str, *, kind: str = "", letter: str = "", part: 
     has_letter = is_brief and answer.startswith(letter)
     value = 1.0 if is_real and has_letter else part * (is_brief + has_letter + is_real)
     return Score(value, {"real": float(is_real)})
+
+
+_NUM_EXAMPLES = 3
+
+
+def say_what_is_wrong(task: Task, text: str, score: float) -> str:
+    """Says in words whether an answer is right, what is wrong with it, and which answers are right.
+
+    Example: `Somebody answered "Carrot", which isn't right: ... Right answers are Pear, Plum, and Papaya.`
+    Everyday requests get no words.
+    """
+    if is_everyday(task):
+        return ""
+    columns = row_of(task).columns
+    kind = str(columns["kind"])
+    letter = str(columns["letter"])
+    if score == 1:
+        return f'Somebody answered "{text.strip()}", which is right.'
+    right = sorted(word for word in _listed_words(kind) if word.startswith(letter))
+    # Other examples for each answer, but the same ones for the same answer in every attempt.
+    right.sort(key=lambda word: hashlib.sha256(f"{text} {word}".encode()).digest())
+    *first, last = [word.capitalize() for word in right[:_NUM_EXAMPLES]]
+    wrong = (
+        f"it doesn't start with {letter.upper()}"
+        if not fold(text).startswith(letter)
+        else f"it isn't {KINDS[kind].phrase}"
+    )
+    return (
+        f'Somebody answered "{text.strip()}", which isn\'t right: {wrong}. '
+        f"Right answers are {', '.join(first)}, and {last}."
+    )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from astraflow.addons import runs
     from astraflow.addons.agents.gateway.gateway import Gateway
     from astraflow.addons.cluster.node_group import NodeGroup
+    from astraflow.addons.distillation.scoring import Scoring
     from astraflow.addons.exact.engine_pass import InvariantForward
     from astraflow.addons.exact.trainer_pass import InvariantLogprobs
     from astraflow.addons.experts.recorder import ExpertRecorder
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from astraflow.addons.lending.turns import SharedTurns
     from astraflow.addons.lora.bases import AdapterPublisher
     from astraflow.addons.lora.lora import Lora
+    from astraflow.addons.offline.groups import MixedLearner, offline_files
     from astraflow.addons.one_process.half_run_command import run_only
     from astraflow.addons.one_process.trial import try_episode
     from astraflow.addons.pool.pool import SizedPool
@@ -52,9 +54,11 @@ __all__ = [
     "InvariantForward",
     "InvariantLogprobs",
     "Lora",
+    "MixedLearner",
     "NodeGroup",
     "ObjectStore",
     "RouterReplay",
+    "Scoring",
     "SharedTurns",
     "SizedPool",
     "audits",
@@ -67,6 +71,7 @@ __all__ = [
     "library_renderer",
     "make_lending_pool",
     "needs_text",
+    "offline_files",
     "page_makers",
     "prometheus_text",
     "read_calls",
@@ -88,9 +93,11 @@ _PLACES = {
     "InvariantForward": ("exact.engine_pass:InvariantForward", "exact: true"),
     "InvariantLogprobs": ("exact.trainer_pass:InvariantLogprobs", "exact: true"),
     "Lora": ("lora.lora:Lora", "train.backend.lora.rank"),
+    "MixedLearner": ("offline.groups:MixedLearner", "train.auxiliary.offline"),
     "NodeGroup": ("cluster.node_group:NodeGroup", "train.nodes"),
     "ObjectStore": ("s3_store.object_store:ObjectStore", "a store in S3"),
     "RouterReplay": ("experts.replay:RouterReplay", "router replay"),
+    "Scoring": ("distillation.scoring:Scoring", "policy.logprobs"),
     "SharedBases": ("lora.sharing:SharedBases", "adapters of one base"),
     "SharedTurns": ("lending.turns:SharedTurns", "cluster.lend"),
     "SizedPool": ("pool.pool:SizedPool", "cluster.max_services"),
@@ -105,6 +112,7 @@ _PLACES = {
     "download_model": ("hub.download:download_model", "downloading a model"),
     "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
     "notes_on_bases": ("lora.sharing:base_notes", "adapters of one base"),
+    "offline_files": ("offline.groups:offline_files", "train.auxiliary.offline"),
     "policies_served_with": ("lora.sharing:served_with", "adapters of one base"),
     "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
     "read_calls": ("formats.readers:read_calls", "reading tool calls"),

@@ -167,6 +167,7 @@ class Variant(Config):
     | group | choice | base class | `make` returns |
     |---|---|---|---|
     | `astraflow.engines` | `rollout.engine` | `EngineVariant` | a maker of `Engine`s, one per policy |
+    | `astraflow.losses` | `train.loss` | `LossVariant` | a function of `LossInputs` |
     | `astraflow.backends` | `train.backend` | `BackendVariant` | a `TrainerBackend` or `Learner` |
     | `astraflow.workflows` | `workflow` | `WorkflowVariant` | a `Workflow` |
     | `astraflow.sources` | `tasks.sources` | `SourceVariant` | a `TaskSource` |

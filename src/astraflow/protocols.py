@@ -12,7 +12,7 @@ groups in `types.facts`, weights in `types.host_tensors`.
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,8 @@ __all__ = [
     "TakenBatch",
     "TaskGate",
     "TaskSource",
+    "TokenScores",
+    "TopScorer",
     "Tracker",
     "TrainedRole",
     "TrainerBackend",
@@ -488,6 +490,17 @@ class Capacity:
     """Requests that lost their KV cache to others since the engine started; never falls."""
 
 
+class TokenScores(NamedTuple):
+    """Logprobs, in nats, of the tokens of a sequence, and of the most likely ones in place of each."""
+
+    logprobs: NDArray[np.float32]
+    """[T]."""
+    top_ids: NDArray[np.int32]
+    """[T, K] from the most likely token on."""
+    top_logprobs: NDArray[np.float32]
+    """[T, K]."""
+
+
 SlotName = Literal["live", "pinned"]
 """The weight slots of an engine: `live` follows the newest version, `pinned` holds one for evaluation."""
 
@@ -528,6 +541,16 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class TopScorer(Protocol):
+    """Optional interface of an `Engine`, for distillation from more than the sampled tokens."""
+
+    async def score_top(self, token_ids: Sequence[int], num: int, *, temperature: float = 1.0) -> TokenScores:
+        """Scores tokens 1..T-1, with the `num` most likely ones in place of each, under the newest version.
+        Raises: RolloutError, also if it can't do so at this temperature."""
+        ...
 
 
 class Renderer(Protocol):
@@ -621,13 +644,20 @@ class Objective(Protocol):
         """Whether the objective needs the entropies of the policy's distributions, or also their gradient."""
         ...
 
+    @property
+    def alternatives(self) -> str:
+        """The stream with the ids of K other tokens in place of each trained one, whose logprobs the
+        objective needs too; empty: none."""
+        ...
+
     def __call__(
         self, trained: NDArray[np.int64], predicted: "Tensor", entropies: "Tensor | None"
     ) -> "Tensor":
         """A scalar to minimize; the results of all microbatches are summed.
 
         `trained` [T]: positions in the trained columns. `predicted` [T]: logprobs at the sampling
-        temperature, in nats, or a critic's values. `entropies` [T]: in nats; None if `entropy` is `none`.
+        temperature, in nats, or a critic's values; with `alternatives`, [T, 1 + K], the trained token first.
+        `entropies` [T]: in nats; None if `entropy` is `none`.
         """
         ...
 

@@ -66,6 +66,14 @@ class TinyModel:
         logprobs = torch.log_softmax(model(ids).logits[0, :-1].float() / temperature, -1)
         return logprobs.gather(1, ids[0, 1:, None])[:, 0].numpy()
 
+    @torch.inference_mode()
+    def top_logprobs(self, version: int, token_ids: tuple[int, ...], num: int) -> tuple[Any, Any]:
+        """The most likely tokens in place of tokens 1..T-1, and their logprobs, by a full forward pass."""
+        model = self._model(version)
+        install_tensors(model, self.snapshot(version).tensors)
+        found = torch.log_softmax(model(torch.tensor([token_ids])).logits[0, :-1].float(), -1).topk(num)
+        return found.indices.numpy(), found.values.numpy()
+
     def errors(
         self, generation: Generation, prompt: tuple[int, ...] = PROMPT, temperature: float = 1.0
     ) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from astraflow.algorithms.credit import CreditConfig, make_credit
 from astraflow.algorithms.shaping import ShapingConfig, make_shaping
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, Variant
 from astraflow.losses.auxiliary import CORRECTIONS, KL_ESTIMATORS
 from astraflow.losses.config import CorrectionConfig, LossConfig, NoCorrectionConfig
 from astraflow.losses.factory import make_loss
@@ -25,7 +25,7 @@ from astraflow.types.facts import GroupFacts, TrajectoryFacts
 
 def by_name(union: Any) -> dict[str, Callable[[], Config]]:
     """The built-in variants of a recipe's key."""
-    members = [member for member in get_args(get_args(union)[0]) if member is not Use]
+    members = [member for member in get_args(get_args(union)[0]) if not issubclass(member, Use | Variant)]
     return {member.model_fields["name"].default: member for member in members}
 
 

@@ -246,5 +246,10 @@ async def test_scores_follow_the_newest_version(folder: Path) -> None:
                 make_random_model(seed=version)(torch.tensor([tokens])).logits[0], -1
             )
         expected = logprobs[:-1].gather(1, torch.tensor(tokens)[1:, None])[:, 0]
-        assert np.abs(scores - expected.numpy()).max() < 1e-4
+        assert np.abs(scores - expected.numpy()).max() < 1e-5
+        top = await engine.score_top(tokens, 4)
+        assert top.top_ids.tolist() == logprobs[:-1].topk(4).indices.tolist()
+        assert np.abs(top.top_logprobs - logprobs[:-1].topk(4).values.numpy()).max() < 1e-5
+    with pytest.raises(RolloutError, match=r"the 1000 most likely of \d+ tokens"):
+        await engine.score_top(tokens, 1000)
     await engine.close()

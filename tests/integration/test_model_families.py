@@ -28,7 +28,7 @@ from astraflow.models.loading import (
 from astraflow.models.model_folder import check_model_folder
 from astraflow.protocols import TrainerBackend
 from astraflow.rollout.engines.cache import KvCache
-from astraflow.rollout.engines.forward import make_forward
+from astraflow.rollout.engines.forward import make_forward, score
 from astraflow.rollout.engines.lean import LeanForward
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
@@ -102,7 +102,7 @@ def engine_verdict(folder: Path, tensors: Any) -> str:
         steps = [
             forward.decode(tokens[at : at + 1], np.array([at]), cache)[0] for at in range(PROMPT, LENGTH)
         ]
-        scored = forward.score(tokens)
+        scored = score(forward, tokens)
     decoded = torch.log_softmax(torch.stack(steps), -1)
     assert torch.allclose(decoded, expected[PROMPT:], atol=TOLERANCE)
     assert torch.allclose(scored, expected[:-1].gather(1, tokens[1:, None])[:, 0], atol=TOLERANCE)

@@ -63,6 +63,9 @@ async def test_tokens_across_an_update_have_their_versions_and_the_logprobs_of_t
         assert model.errors(first, temperature=0.7).max() < 1e-4
         ids = (*PROMPT, *first.token_ids)
         assert np.abs(await engine.score(ids) - model.logprobs(0, ids)).max() < 1e-4
+        top, expected = await engine.score_top(ids, 3), model.top_logprobs(0, ids, 3)
+        assert top.top_ids.tolist() == expected[0].tolist()
+        assert np.abs(top.top_logprobs - expected[1]).max() < 1e-4
 
         running = [asyncio.create_task(engine.generate(ask(max_tokens=500, seed=i))) for i in range(4)]
         await all_running(engine, 4)

@@ -67,6 +67,9 @@ async def test_logprobs_are_those_of_a_full_forward_at_the_temperature(
     assert errors.max() < 1e-3
     ids = (*PROMPT, *generations[0].token_ids)
     assert np.abs(await engine.score(ids) - model.logprobs(newest(engine), ids)).max() < 1e-3
+    top, expected = await engine.score_top(ids, 3), model.top_logprobs(newest(engine), ids, 3)
+    assert top.top_ids.tolist() == expected[0].tolist()
+    assert np.abs(top.top_logprobs - expected[1]).max() < 1e-3
 
 
 async def test_the_same_seed_gives_the_same_tokens_and_another_gives_others(engine: ServerEngine) -> None:

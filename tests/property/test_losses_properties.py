@@ -17,6 +17,7 @@ from astraflow.losses.factory import LOSSES, HasTraits, Loss, make_loss
 from astraflow.losses.m2po import m2po_bound, m2po_mask_bound
 from astraflow.losses.policy import LossInputs, grpo
 from astraflow.losses.ratio import kl_k2, kl_k3
+from astraflow.losses.variant import LossVariant
 
 NUMBERS = st.floats(-2, 2, width=32)
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=40)
@@ -65,7 +66,7 @@ def test_m2po_mask_keeps_as_much_as_the_budget_allows(
 SEQUENCE = st.lists(st.tuples(*[st.floats(-1, 1, width=32)] * 5), min_size=1, max_size=6)
 SEQUENCES = st.lists(SEQUENCE, min_size=1, max_size=8)
 Sequences = list[list[tuple[float, ...]]]
-CONFIGS = [c for c in get_args(get_args(LossConfig)[0]) if c is not Use]
+CONFIGS = [c for c in get_args(get_args(LossConfig)[0]) if not issubclass(c, Use | LossVariant)]
 EXTRAS = {
     "plain": {},
     "corrected": {

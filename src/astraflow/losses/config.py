@@ -5,11 +5,12 @@ Imports no torch, so a recipe can be read anywhere. The formula of a loss and it
 function (`losses.policy`, `losses.m2po`).
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, with_installed
+from astraflow.losses.variant import LossVariant
 
 __all__ = [
     "AuxiliaryConfig",
@@ -247,7 +248,7 @@ class SftLossConfig(Config):
     group (arXiv:2308.01825)."""
 
 
-LossConfig = Annotated[
+LossConfig = (
     ReinforceLossConfig
     | GrpoLossConfig
     | DapoLossConfig
@@ -268,9 +269,11 @@ LossConfig = Annotated[
     | DppoKlLossConfig
     | DistillLossConfig
     | SftLossConfig
-    | Use,
-    Field(discriminator="name"),
-]
+    | LossVariant
+    | Use
+)
+if not TYPE_CHECKING:  # a type checker cannot know which losses are installed
+    LossConfig = with_installed(LossConfig, "astraflow.losses")
 
 
 class NoCorrectionConfig(Config):

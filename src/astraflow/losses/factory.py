@@ -42,6 +42,7 @@ from astraflow.losses.policy import (
     sapo,
     sft,
 )
+from astraflow.losses.variant import LossVariant
 from astraflow.types import StreamRule
 from astraflow.user_input.own_code import describe_error
 
@@ -78,6 +79,7 @@ class Loss:
     streams: tuple[StreamRule, ...] = ()
     needs_teacher: bool = False
     needs_entropies: bool = False
+    alternatives: str = ""
     compares: bool = False
     """Whether the policy loss alone, without penalty and bonus, learns from advantages only. Samples that
     credit can't compare are then left out."""
@@ -101,6 +103,10 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
         )
     # The KL penalty and the entropy bonus have a gradient even for tokens with advantage 0.
     moves_all = auxiliary.entropy_coef > 0 or (auxiliary.kl.coef > 0 and auxiliary.kl.place == "loss")
+    declared = traits.streams(**args) if callable(traits.streams) else traits.streams
+    streams = tuple(StreamRule(name=each) if isinstance(each, str) else each for each in declared)
+    if traits.alternatives and traits.alternatives not in [rule.name for rule in streams]:
+        raise ConfigError(f"the trait `alternatives` of {name} is not one of its streams")
     function = partial(target, **args)
     statistics = partial(traits.statistics, **args) if traits.statistics else None
     if isinstance(config, Use):
@@ -111,7 +117,8 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
         statistics=statistics,
         needs_proximal=traits.needs_proximal or correction is not None,
         needs_advantage=traits.needs_advantage and not moves_all,
-        streams=tuple(StreamRule(name=s) if isinstance(s, str) else s for s in traits.streams),
+        streams=streams,
+        alternatives=traits.alternatives,
         needs_teacher=traits.needs_teacher,
         compares=traits.needs_advantage,
         needs_entropies=traits.needs_entropies or auxiliary.entropy_coef > 0,
@@ -158,7 +165,7 @@ def _load_loss(config: Config) -> tuple[str, Callable[..., LossOutput], dict[str
     if isinstance(config, Use):
         return config.use, _load_users_own(config, "train.loss"), config.args
     name, args = _name_and_args(config)
-    return name, LOSSES[name], args
+    return name, config.make() if isinstance(config, LossVariant) else LOSSES[name], args
 
 
 def _make_correction(config: Config) -> Correction | None:

@@ -62,7 +62,8 @@ class LossInputs:
     """
 
     logprobs: Tensor
-    """Logprobs of the model being updated. Only this column and `entropies` have a gradient."""
+    """Logprobs of the model being updated. Only this column, `entropies`, and `alternative_logprobs` have a
+    gradient."""
     proximal_logprobs: Tensor | None
     """Logprobs of the model at the start of the step; None if the loss declares that it needs none."""
     behavior_logprobs: Tensor
@@ -82,6 +83,9 @@ class LossInputs:
     streams: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Columns that the workflow or the engine recorded with the tokens, by name, in their original dtype;
     [T, W] if a token has W values."""
+    alternative_logprobs: Tensor | None = None
+    """[T, K], with a gradient: logprobs of the tokens whose ids are in the stream that the loss declares as
+    `alternatives`; None if it declares none."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Results of the loss's statistics function over the whole minibatch; scalars, by name."""
 
@@ -94,6 +98,7 @@ class LossInputs:
             self.entropies,
             self.reference_logprobs,
             self.teacher_logprobs,
+            self.alternative_logprobs[:, 0] if self.alternative_logprobs is not None else None,
             *(column[:, 0] if column.ndim > 1 else column for column in self.streams.values()),
         )
         shapes = [tuple(column.shape) for column in (*always, *optional) if column is not None]
@@ -123,9 +128,13 @@ class LossTraits:
     weighs_behavior: bool = False
     """True: the loss's weights are relative to the behavior policy, so a correction would count the gap to it
     twice."""
-    streams: tuple[str | StreamRule, ...] = ()
-    """The columns in `LossInputs.streams` that the loss reads. The dataflow refuses results that lack one. A
-    plain name means one float32 value per token."""
+    streams: tuple[str | StreamRule, ...] | Callable[..., tuple[str | StreamRule, ...]] = ()
+    """The columns in `LossInputs.streams` that the loss reads, or a function of the loss's arguments that
+    returns them. The dataflow refuses results that lack one. A plain name means one float32 value per
+    token."""
+    alternatives: str = ""
+    """One of these streams, int32 [T, K], with the ids of other tokens in place of each. The loss reads their
+    `alternative_logprobs`."""
     needs_teacher: bool = False
     """True: the loss reads `teacher_logprobs`."""
     needs_entropies: bool = False

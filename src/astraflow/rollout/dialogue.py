@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 
 from astraflow import added
 from astraflow.errors import ConfigError, HistoryRewrittenError, ImageError, RolloutError
-from astraflow.protocols import CompletionText, Engine, Renderer
+from astraflow.protocols import CompletionText, Engine, Renderer, TokenScores
 from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.rollout.renderer import ChatRenderer
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
 from astraflow.types.bounds import as_label
 from astraflow.workflows.calls import FormatName, ParserOrName
-from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
+from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy, Prompt
 
 __all__ = [
     "Answer",
@@ -290,35 +290,6 @@ class Dialogue:
         await asyncio.sleep(0)  # an episode that recalls many turns in a row must let the others run
         return self._progress.recall(hosted.info.name, request)
 
-    async def logprobs(self, hosted: HostedPolicy, completion: Completion) -> NDArray[np.float32]:
-        """The logprobs that one policy gives to a completion of another; see `Policy.logprobs`."""
-        token_ids, start = self.recorder.tokens_of(completion.idx)
-        name = hosted.info.name
-        if len(token_ids) > hosted.max_context:
-            raise RolloutError(
-                f"policy {name} cannot score {len(token_ids)} tokens: the context of its engine has "
-                f"{hosted.max_context} tokens; raise rollout.engine.max_context",
-                is_retryable=False,
-            )
-        if self.recorder.has_media(completion.idx):
-            raise RolloutError(
-                f"policy {name} cannot score a completion whose prompt has an image: engines score only text "
-                "tokens",
-                is_retryable=False,
-            )
-        # The tokens mean something to another policy only if both have the same tokenizer.
-        _, read = hosted.read(token_ids[:start], token_ids[start:])
-        if read != completion.text:
-            raise RolloutError(
-                f"policy {name} reads a completion of {completion.policy} as {read[:80]!r} instead of "
-                f"{completion.text[:80]!r}; policies that score each other need the same tokenizer",
-                is_retryable=False,
-            )
-        if not completion.num_tokens:
-            return np.zeros(0, np.float32)
-        # `score` begins with the second token, so the logprob of token t is its entry t - 1.
-        return (await hosted.engine.score(token_ids))[start - 1 :]
-
     def _overflow(
         self, hosted: HostedPolicy, conversation: int, prompt: tuple[int, ...]
     ) -> tuple[Completion, Generation]:
@@ -411,9 +382,23 @@ class _RecordedPolicy:
             return await self.conversation(role=role).say(prompt)
         return await self.conversation(context=prompt, role=role).send(())
 
-    async def logprobs(self, completion: Completion) -> NDArray[np.float32]:
+    async def logprobs(self, completion: Completion, *, context: Prompt | None = None) -> NDArray[np.float32]:
         """See `Policy.logprobs`."""
-        return await self._dialogue.logprobs(self._hosted, completion)
+        scoring = added.Scoring(self._dialogue, self._hosted, completion, context)
+        return (await scoring.scores(self._hosted.engine, 0, temperature=1.0)).logprobs
+
+    async def scores(
+        self,
+        completion: Completion,
+        num_top: int = 0,
+        *,
+        context: Prompt | None = None,
+        by: Engine | None = None,
+    ) -> TokenScores:
+        """See `Policy.scores`."""
+        scoring = added.Scoring(self._dialogue, self._hosted, completion, context)
+        temperature = self._dialogue.recorder.temperature_of(completion.idx)
+        return await scoring.scores(by or self._hosted.engine, num_top, temperature=temperature)
 
 
 def with_tools(hosted: HostedPolicy, tools: Sequence[ToolSpec]) -> HostedPolicy:

@@ -146,6 +146,11 @@ class EpisodeRecorder:
         sequence, start, end = self._find_turn(completion_idx)
         return (() if sequence is None else tuple(sequence.token_ids[:end])), start
 
+    def temperature_of(self, completion_idx: int) -> float:
+        """The temperature at which a completion was sampled; 1 if it is greedy or empty."""
+        sequence, _, _ = self._find_turn(completion_idx)
+        return (sequence.speaker.temperature if sequence is not None else 1.0) or 1.0
+
     def has_media(self, completion_idx: int) -> bool:
         """Whether the prompt of a completion has an image."""
         sequence, start, _ = self._find_turn(completion_idx)

@@ -22,6 +22,7 @@ from astraflow.algorithms.credit import (
 from astraflow.config import Config, Use, load_component, salvage
 from astraflow.errors import ConfigError
 from astraflow.losses.config import DistillLossConfig, SftLossConfig
+from astraflow.losses.variant import LossVariant
 from astraflow.processes.program import choose_addresses
 from astraflow.protocols import TaskSource
 from astraflow.recipe.access import tls_files
@@ -43,7 +44,6 @@ from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import tasks_to_check
 from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant, torch_settings
-from astraflow.trainer.offline import offline_files
 from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.user_input.mistakes import as_written, hint, nearest_hint
 from astraflow.user_input.yaml_files import override_pairs
@@ -211,6 +211,8 @@ def _check_learns(name: str, policy: PolicyConfig) -> None:
     """
     train = policy.train
     is_by_reward = not isinstance(train.loss, DistillLossConfig | SftLossConfig | Use)
+    if isinstance(train.loss, LossVariant):
+        is_by_reward = train.loss.learns_from_rewards
     backend = train.backend
     is_own = isinstance(backend, Use) or (isinstance(backend, BackendVariant) and backend.decides_on_loss)
     credit = policy.table.credit
@@ -254,7 +256,7 @@ def _check_training(examined: Examined) -> None:
         examined.collect("learning", _check_learns, name, policy)
     for policy in recipe.policies.values():
         if (offline := policy.train.auxiliary.offline) is not None:
-            examined.collect("offline data", offline_files, Path(offline.folder).expanduser())
+            examined.collect("offline data", added.offline_files, Path(offline.folder).expanduser())
 
 
 # --- tasks ----------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from astraflow import added
 from astraflow.config import Use, load_component
 from astraflow.protocols import Engine, Learner, TrainerBackend
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
-from astraflow.trainer.offline import MixedLearner
 from astraflow.types.host_tensors import WeightSnapshot
 
 if TYPE_CHECKING:
@@ -61,4 +61,4 @@ def make_learner(
         data_ranks = made.data_ranks if isinstance(made, SlicesBatches) else ALONE
         made = LossLearner(config, made, seed=seed, ranks=data_ranks)
     offline = config.auxiliary.offline
-    return made if offline is None else MixedLearner(made, offline, seed=seed)
+    return made if offline is None else added.MixedLearner(made, offline, seed=seed)

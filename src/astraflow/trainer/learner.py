@@ -100,6 +100,9 @@ class LossLearner:
         needs_teacher = self._loss.needs_teacher and "teacher" not in self._frozen
         teacher = StreamRule(name=TEACHER_STREAM, low=_MIN_TEACHER_LOGPROB, high=1.0, is_needed=needs_teacher)
         streams = {rule.name: rule for rule in (teacher, *known.streams, *self._loss.streams)}
+        if name := self._loss.alternatives:  # they are token ids
+            most = self.backend.vocab_size - 1
+            streams[name] = msgspec.structs.replace(streams[name], low=0, high=most)
         return msgspec.structs.replace(known, streams=tuple(streams.values()))
 
     def train_step(self, batch: Batch) -> StepResult:

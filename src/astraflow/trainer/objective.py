@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from astraflow.errors import TrainingError
+from astraflow.errors import ConfigError, TrainingError
 from astraflow.losses.auxiliary import value_loss
 from astraflow.losses.factory import Loss
 from astraflow.protocols import EntropyUse
@@ -81,8 +81,22 @@ class PolicyObjective:
         """The metrics always show the entropies."""
         return "gradient" if self.loss.needs_entropies else "value"
 
+    @property
+    def alternatives(self) -> str:
+        """The stream that the loss names."""
+        return self.loss.alternatives
+
     def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:
         """The loss summed over a microbatch, divided by the whole minibatch's divisor."""
+        others: Tensor | None = None
+        if self.alternatives:
+            if predicted.ndim == 1:
+                raise ConfigError(
+                    "train.loss compares several tokens in each place, but train.backend computes only the "
+                    "sampled one; use train.backend.name: torch"
+                )
+            others = predicted[:, 1:]
+            predicted = predicted[:, 0]
         inputs = self.run.inputs(trained, predicted, is_first=self.is_first)
         inputs, is_beyond = with_bounded_ratios(inputs)
         statistics = self.statistics
@@ -96,7 +110,7 @@ class PolicyObjective:
         }
         # Entropies without a gradient would turn a bonus on them into a constant.
         given = entropies if self.loss.needs_entropies else None
-        inputs = replace(inputs, entropies=given, statistics=on_device)
+        inputs = replace(inputs, entropies=given, statistics=on_device, alternative_logprobs=others)
         output = self.loss.function(inputs)
         loss = self.run.total(trained, output.per_token, self.denominator) / self.divisor
         self._parts.add(trained, predicted, output.per_token)
@@ -128,6 +142,7 @@ class ValueObjective:
     num_tokens: int
     """Number of trained tokens of the minibatch."""
     entropy: EntropyUse = "none"
+    alternatives: str = ""
     _total: list[Tensor] = field(default_factory=list[Tensor])
 
     def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:

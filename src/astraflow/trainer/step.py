@@ -96,7 +96,9 @@ def shuffle_seed(seed: int, step: int) -> int:
 
 
 def token_logprobs(logits: Tensor, target_ids: Tensor) -> Tensor:
-    """Logprobs [P] in nats of `target_ids` [P] under `logits` [P, V], float32."""
+    """Logprobs in nats of `target_ids` [P] or [P, K] under `logits` [P, V], in their shape, float32."""
+    if target_ids.ndim > 1:
+        return torch.log_softmax(logits.float(), dim=-1).gather(1, target_ids)
     return -cross_entropy(logits.float(), target_ids, reduction="none")
 
 

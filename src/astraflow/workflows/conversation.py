@@ -31,7 +31,7 @@ from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from astraflow.errors import RolloutError
-from astraflow.protocols import Observation, Score
+from astraflow.protocols import Engine, Observation, Score, TokenScores
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
 from astraflow.types.bounds import Label, LongText, Reward, as_number
 from astraflow.types.row_columns import row_of, with_row
@@ -50,12 +50,15 @@ __all__ = [
     "OpenWorkflow",
     "Policies",
     "Policy",
+    "Prompt",
     "Rewards",
     "ScoredTask",
     "Workflow",
 ]
 
 
+Prompt: TypeAlias = str | Sequence[Message]
+"""A text of the user, or messages."""
 MAX_TIMES = 64
 """Largest number of calls of one kind in an episode whose times are reported; few episodes have more."""
 
@@ -134,19 +137,31 @@ class Policy(Protocol):
         """
         ...
 
-    async def chat(self, prompt: str | Sequence[Message], *, role: str = "") -> Completion:
+    async def chat(self, prompt: Prompt, *, role: str = "") -> Completion:
         """Holds a conversation of one turn, which starts with a text or with messages."""
         ...
 
-    async def logprobs(self, completion: Completion) -> NDArray[np.float32]:
+    async def logprobs(self, completion: Completion, *, context: Prompt | None = None) -> NDArray[np.float32]:
         """The logprobs of a completion under this policy's newest version, whichever policy sampled it.
 
-        There is one entry per token, in nats, at temperature 1, given the completion's exact prompt. The
-        engine's `score` computes them.
+        There is one entry per token, in nats, at temperature 1. `context`: another prompt for the same
+        tokens; None: their own. A policy with the role `follower` scores with an older version.
 
-        Raises: RolloutError if the policies have different tokenizers, the tokens do not fit this policy's
-        context, or its engine cannot score.
+        Raises: RolloutError if the policies have different tokenizers, the tokens do not fit the engine's
+        context, or it cannot score.
         """
+        ...
+
+    async def scores(
+        self,
+        completion: Completion,
+        num_top: int = 0,
+        *,
+        context: Prompt | None = None,
+        by: Engine | None = None,
+    ) -> TokenScores:
+        """Like `logprobs`, but at the temperature of the sampling, as a loss's logprobs are, and with the
+        `num_top` most likely tokens in place of each. `by`: scores in place of the policy's engine."""
         ...
 
 
@@ -492,7 +507,7 @@ class Rewards:
     def add_stream(
         self, completion: Completion, name: str, values: ArrayLike, dtype: ColumnType = "float32"
     ) -> None:
-        """Attaches a named column with one entry per token to a completion.
+        """Attaches a named column to a completion: one entry per token [T], or several [T, W].
 
         The loss gets the column in `inputs.streams`.
 
@@ -500,20 +515,24 @@ class Rewards:
         """
         entries = np.asarray(values)
         what = f"stream {name!r} of a completion of {completion.policy}"
-        if entries.shape != (completion.num_tokens,):
+        if entries.ndim not in {1, 2} or len(entries) != completion.num_tokens or 0 in entries.shape[1:]:
             raise RolloutError(
-                f"{what} has shape {entries.shape}; expected {completion.num_tokens} entries, one per token",
+                f"{what} has shape {entries.shape}; expected {completion.num_tokens} entries, one per token, "
+                "or as many rows",
                 is_retryable=False,
             )
         with np.errstate(all="ignore"):  # the check below reports entries that overflow
             stored = entries.astype(dtype)
         is_kept = np.isfinite(stored) if dtype == "float32" else stored == entries
         if not is_kept.all():
-            idx = int(is_kept.argmin())
+            place = np.unravel_index(is_kept.argmin(), entries.shape)
             raise RolloutError(
-                f"{what} has {entries[idx]} at token {idx}; expected a finite {dtype}", is_retryable=False
+                f"{what} has {entries[place]} at token {place[0]}; expected a finite {dtype}",
+                is_retryable=False,
             )
-        self.streams.append((completion, Stream(name=name, dtype=dtype, data=column(stored, dtype))))
+        width = entries.shape[1] if entries.ndim == 2 else 1
+        data = column(stored.ravel(), dtype)
+        self.streams.append((completion, Stream(name=name, dtype=dtype, data=data, width=width)))
 
 
 Workflow: TypeAlias = Callable[[ScoredTask, Policies], Awaitable[Rewards]]

@@ -107,6 +107,8 @@ class Server:
             self._num_running -= 1
         if body.get("logprob_start_len") == 0:
             meta["input_token_logprobs"] = self._input_logprobs(prompt)
+            if num := body.get("top_logprobs_num", 0):
+                meta["input_top_logprobs"] = self._top_logprobs(prompt, num)
         meta["weight_version"] = self._version
         return web.json_response({"text": "", "output_ids": [], "meta_info": meta})
 
@@ -143,6 +145,12 @@ class Server:
             [None, ids[0], None],
             *([value, token, None] for value, token in zip(found, ids[1:], strict=True)),
         ]
+
+    @torch.inference_mode()
+    def _top_logprobs(self, ids: list[int], num: int) -> list[Any]:
+        found = torch.log_softmax(self._model(torch.tensor([ids])).logits[0, :-1], -1).topk(num)
+        rows = zip(found.values.tolist(), found.indices.tolist(), strict=True)
+        return [None, *([[v, i, None] for v, i in zip(*row, strict=True)] for row in rows)]
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from astraflow.addons.distillation.config import DistillTopLossConfig
 from astraflow.config import Config, Use
 from astraflow.errors import ConfigError
 from astraflow.losses.auxiliary import CORRECTIONS
@@ -26,9 +27,14 @@ from astraflow.losses.config import (
 )
 from astraflow.losses.factory import LOSSES, make_loss
 from astraflow.losses.policy import LossInputs, LossOutput, with_traits
+from astraflow.losses.variant import LossVariant
 from astraflow.types import StreamRule
 
-CONFIGS = {c.model_fields["name"].default: c for c in get_args(get_args(LossConfig)[0]) if c is not Use}
+CONFIGS = {
+    c.model_fields["name"].default: c
+    for c in get_args(get_args(LossConfig)[0])
+    if not issubclass(c, Use | LossVariant)
+}
 
 
 def make_inputs() -> LossInputs:
@@ -68,6 +74,11 @@ def test_fields_of_a_config_are_exactly_the_keyword_arguments(name: str) -> None
     assert set(CONFIGS[name].model_fields) - {"name"} == keyword_names(LOSSES[name])
 
 
+def test_fields_of_an_installed_loss_are_its_keyword_arguments() -> None:
+    config = DistillTopLossConfig()
+    assert set(DistillTopLossConfig.model_fields) - {"name"} == keyword_names(config.make())
+
+
 def test_statistics_take_the_arguments_of_their_loss() -> None:
     found = {name: make_loss(config()).statistics for name, config in CONFIGS.items()}
     with_statistics = {name: statistics for name, statistics in found.items() if statistics is not None}
@@ -101,6 +112,30 @@ def test_what_a_users_loss_says_of_itself_reaches_the_trainer() -> None:
     )
     with pytest.raises(ConfigError, match=r"the loss .*declared already weights tokens"):
         make_loss(Use(use=f"{__name__}:declared"), AuxiliaryConfig(correction=TruncatedCorrectionConfig()))
+
+
+def of_width(*, width: int) -> tuple[StreamRule, ...]:
+    return (StreamRule(name="others", dtype="int32", width=width),)
+
+
+@with_traits(streams=of_width, alternatives="others")
+def among_others(inputs: LossInputs, *, width: int) -> LossOutput:
+    """A loss of a user's own that reads other tokens in place of each."""
+    assert inputs.alternative_logprobs is not None
+    assert inputs.alternative_logprobs.shape[1] == width
+    return LossOutput(per_token=-inputs.alternative_logprobs[:, 0])
+
+
+@with_traits(streams=("own",), alternatives="others")
+def among_none(inputs: LossInputs) -> LossOutput:
+    return LossOutput(per_token=-inputs.logprobs)
+
+
+def test_streams_may_depend_on_the_arguments_of_the_loss() -> None:
+    loss = make_loss(Use(use=f"{__name__}:among_others", args={"width": 3}))
+    assert (loss.streams, loss.alternatives) == (of_width(width=3), "others")
+    with pytest.raises(ConfigError, match=r"`alternatives` of .*among_none is not one of its streams"):
+        make_loss(Use(use=f"{__name__}:among_none"))
 
 
 def test_a_loss_that_says_nothing_gets_everything() -> None:

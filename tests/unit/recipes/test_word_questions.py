@@ -4,7 +4,16 @@ import re
 
 import pytest
 from recipes.real.trivia import everyday_requests
-from recipes.real.word_questions import KINDS, LETTERS, MIN_WORDS, fold, name_word, questions, words_of
+from recipes.real.word_questions import (
+    KINDS,
+    LETTERS,
+    MIN_WORDS,
+    fold,
+    name_word,
+    questions,
+    say_what_is_wrong,
+    words_of,
+)
 
 from astraflow.errors import DataError
 from astraflow.protocols import Score
@@ -192,3 +201,22 @@ def test_the_recipes_train_with_parts_and_evaluate_real_words_only(name: str) ->
     task = source.task(0)
     assert training(task, "Lee") == judging(task, "Lee") == 1.0
     assert (training(task, "Zzz"), judging(task, "Zzz")) == (0.1, 0.0)
+
+
+# --- words of the verifier ------------------------------------------------------------------------
+
+
+def test_the_verifier_says_what_is_wrong_and_what_would_be_right() -> None:
+    task = next(task for task in tasks("all") if task.id == "words/fruit-p")
+    assert say_what_is_wrong(task, " Pear", 1.0) == 'Somebody answered "Pear", which is right.'
+    said = say_what_is_wrong(task, "Carrot", 0.2)
+    assert said.startswith("Somebody answered \"Carrot\", which isn't right: it doesn't start with P. Right ")
+    named = re.fullmatch(r".* Right answers are (.*)\.", said)
+    assert named is not None
+    right = re.split(r", and |, ", named[1])
+    assert len(right) == len(set(right)) == 3
+    assert all(score("fruit", "p", word) == 1 for word in right)
+    assert "it isn't a fruit. Right" in say_what_is_wrong(task, "Parsnip", 0.2)
+    assert say_what_is_wrong(task, "Carrot", 0.2) == said
+    (everyday,) = [everyday_requests(source="everyday").task(0)]
+    assert say_what_is_wrong(everyday, "Hello!", 0.0) == ""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.errors import ConfigError, DeadlineError, Error, RolloutError
-from astraflow.protocols import CompletionText
+from astraflow.protocols import CompletionText, TokenScores
 from astraflow.rollout.dialogue import HostedPolicy, generation_seed
 from astraflow.rollout.evaluation import EvalOverrides
 from astraflow.rollout.runner import EpisodeRunner, classify_failure
@@ -482,6 +482,14 @@ class Halving(ScriptedEngine):
         return np.array(token_ids[1:], np.float32) / 2
 
 
+class Ranking(Halving):
+    """Also knows the most likely tokens in place of a token: its id, and the next one."""
+
+    async def score_top(self, token_ids: Sequence[int], num: int, *, temperature: float = 1.0) -> TokenScores:
+        ids = np.array(token_ids[1:], np.int32)[:, None] + np.arange(num, dtype=np.int32)
+        return TokenScores(np.array(token_ids[1:], np.float32) / temperature, ids, -ids.astype(np.float32))
+
+
 class Shouting(CharRenderer):
     """Reads the same tokens as other text: another tokenizer."""
 
@@ -513,6 +521,56 @@ async def test_a_workflow_records_what_another_policy_makes_of_each_sampled_toke
     assert (stream.name, stream.dtype) == ("teacher", "float32")
     assert array(stream.data, "float32").tolist() == (ids / 2 * mask).tolist()
     assert mask.sum() == 6
+
+
+async def test_a_policy_scores_a_completion_under_another_prompt() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Watching(Ranking):
+        async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+            seen.append(tuple(token_ids))
+            return await super().score(token_ids)
+
+    async def with_hints(task: ScoredTask, policies: Policies) -> Rewards:
+        rewards, actor = Rewards(), policies["actor"]
+        answer = await actor.chat(task.prompt)
+        as_text = await actor.logprobs(answer, context="a hint")
+        as_messages = await actor.logprobs(answer, context=(Message(role="user", content="a hint"),))
+        assert as_text.tolist() == as_messages.tolist() == [ord("a") / 2, ord("b") / 2, STOP / 2]
+        top = await actor.scores(answer, 2, context="a hint")
+        assert top.top_ids.tolist() == [[ord("a"), ord("b")], [ord("b"), ord("c")], [STOP, STOP + 1]]
+        rewards.add_stream(answer, "top", top.top_ids, "int32")
+        rewards.add(answer, 1.0)
+        return rewards
+
+    hosted = make_hosted("actor", Watching("ab"))
+    (trajectory,) = (
+        await EpisodeRunner({"actor": hosted}, with_hints, exact).episode(make_task(), seed=1)
+    ).trajectories
+    hint = CharRenderer().render((Message(role="user", content="a hint"),))
+    assert seen == [(*hint, *ids_of("ab"), STOP)] * 2
+    (stream,) = trajectory.streams  # the trajectory itself keeps the prompt that was sampled from
+    assert (stream.width, text_of(trajectory.token_ids)) == (2, "|2+3||ab|")
+    assert array(stream.data, "int32").tolist()[-6:] == [
+        ord("a"),
+        ord("b"),
+        ord("b"),
+        ord("c"),
+        STOP,
+        STOP + 1,
+    ]
+
+
+async def test_an_engine_without_the_most_likely_tokens_is_named() -> None:
+    async def ranked(task: ScoredTask, policies: Policies) -> Rewards:
+        await policies["actor"].scores(await policies["actor"].chat(task.prompt), 2)
+        return Rewards()
+
+    runner = EpisodeRunner({"actor": make_hosted("actor", Halving("ab"))}, ranked, exact)
+    with pytest.raises(
+        RolloutError, match="policy actor: its engine scores the given tokens only, at temperature 1"
+    ):
+        await runner.episode(make_task(), seed=1)
 
 
 async def test_policies_of_different_tokenizers_do_not_score_each_other() -> None:

@@ -107,6 +107,7 @@ class Hungry:
     """An objective for which the device has no memory left."""
 
     entropy: Any = "none"
+    alternatives: str = ""
 
     def __call__(self, trained: Any, predicted: Any, entropies: Any) -> Any:
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")

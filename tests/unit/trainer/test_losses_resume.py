@@ -12,6 +12,7 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.losses.config import CorrectionConfig, KlConfig, LossConfig
+from astraflow.losses.variant import LossVariant
 from astraflow.protocols import StepResult
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
@@ -25,7 +26,7 @@ SAVED = 2
 
 
 def variants(union: Any) -> list[str]:
-    members = [member for member in get_args(get_args(union)[0]) if member is not Use]
+    members = [each for each in get_args(get_args(union)[0]) if not issubclass(each, Use | LossVariant)]
     return [member.model_fields["name"].default for member in members]
 
 

@@ -4,7 +4,7 @@ Prefilling, extending, and decoding are the same operation here. The operation g
 of given rows, stores their keys and values, and then computes the attention of each token separately.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,10 +70,10 @@ class InvariantForward:
         stretch = cache.stretch(torch.arange(num_rows), starts, 1, reach=int(positions.max()) + 1)
         return self._model.logits(self._hidden(tokens[:, None], stretch, slice(0, num_rows), cache))
 
-    def score(self, tokens: Tensor) -> Tensor:
-        """Returns logprobs [T - 1] of tokens 1..T-1 of one sequence."""
+    def sequence_logits(self, tokens: Tensor) -> Iterator[Tensor]:
+        """Computes the logits of tokens 1..T-1 of one sequence, in parts."""
         hidden = self._model.sequences(tokens, [len(tokens)])
-        return self._model.logprobs(hidden[:-1], tokens[1:])
+        return self._model.logit_parts(hidden[:-1])
 
     def _hidden(self, tokens: Tensor, stretch: Stretch, rows: Tensor | slice, cache: KvCache) -> Tensor:
         """Stores the keys and values of tokens [B, T], and returns their hidden states [B * T, h].

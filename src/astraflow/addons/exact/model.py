@@ -14,7 +14,7 @@ one CPU thread, in float32, for the model families that `families.exact_refusal`
 Legend: N tokens, n rows, H query heads, K key heads, D dimension of a head, L positions, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -113,17 +113,22 @@ class InvariantModel:
         """Returns the logits [N, V] of `hidden` [N, h]."""
         return _project(self._head, _pad(hidden))[: len(hidden)]
 
+    def logit_parts(self, hidden: Tensor) -> Iterator[Tensor]:
+        """Computes the logits of `hidden` [N, h] in turn, as many at a time as fit."""
+        size = max(1, _CHUNK_LOGITS // (TILE * self.vocab_size)) * TILE  # a whole number of tiles
+        return (self.logits(hidden[start : start + size]) for start in range(0, len(hidden), size))
+
     @torch.no_grad()
     def logprobs(self, hidden: Tensor, targets: Tensor, inverse_temperatures: Tensor | None = None) -> Tensor:
         """Returns logprobs [N] of `targets` [N], each at its own temperature; None means 1 for all.
 
         An engine that samples must compute the same: logits times the inverse, then `torch.log_softmax`.
         """
-        size = max(1, _CHUNK_LOGITS // (TILE * self.vocab_size)) * TILE  # a whole number of tiles
         logprobs = hidden.new_empty(len(hidden))
-        for start in range(0, len(hidden), size):
-            part = slice(start, start + size)
-            logits = self.logits(hidden[part])
+        start = 0
+        for logits in self.logit_parts(hidden):
+            part = slice(start, start + len(logits))
+            start = part.stop
             if inverse_temperatures is not None:
                 logits = logits * inverse_temperatures[part, None]
             logprobs[part] = torch.log_softmax(logits, -1).gather(1, targets[part, None])[:, 0]

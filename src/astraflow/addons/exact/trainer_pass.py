@@ -56,8 +56,14 @@ class InvariantLogprobs:
         hidden = self._model.sequences(packed.token_ids, lengths).index_select(0, packed.predict_idx)
         # Like the engine: the reciprocal in float32, then a multiplication.
         inverse = torch.from_numpy(np.float32(1) / temperatures)
-        return self._model.logprobs(hidden, packed.target_ids, inverse)
+        targets = packed.target_ids if packed.target_ids.ndim == 1 else packed.target_ids[:, 0]
+        return self._model.logprobs(hidden, targets, inverse)
 
     def with_gradient(self, value: Tensor, usual: Tensor) -> Tensor:
-        """Returns `value`, which equals `usual` up to rounding, with the gradient of `usual`."""
+        """Returns `value`, which equals `usual` up to rounding, with the gradient of `usual`.
+
+        If `usual` [P, 1 + K] has the logprobs of other tokens too, they stay as they are.
+        """
+        if usual.ndim > 1:
+            value = torch.cat((value[:, None], usual[:, 1:].detach()), 1)
         return cast("Tensor", _WithValue.apply(usual, value))

@@ -235,12 +235,12 @@ class OpenAiEngine:
         self._takes_all = True
         return reply
 
-    async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
+    async def _ask(self, body: Mapping[str, object], path: str = "/chat/completions") -> Mapping[str, Any]:
         """Sends a request, retries it if that may help, and returns the decoded reply.
 
         Raises: RolloutError, which is not retryable if the endpoint refuses the request itself.
         """
-        url = f"{self._base_url}/chat/completions"
+        url = f"{self._base_url}{path}"
         problem = ""
         pause_s = _FIRST_PAUSE_S
         for attempt in range(_TRIES):

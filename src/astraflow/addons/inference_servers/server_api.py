@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol, cast
 import aiohttp
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
-from astraflow.errors import RefusedError, UnavailableError
+from astraflow.errors import RefusedError, RolloutError, UnavailableError
+from astraflow.protocols import TokenScores
 from astraflow.types import Media, Sampling
 
 __all__ = [
@@ -30,6 +30,8 @@ __all__ = [
     "ServerApi",
     "ServerCommand",
     "ServerHttp",
+    "check_scoring",
+    "make_scores",
     "read_gauges",
 ]
 
@@ -201,6 +203,27 @@ class ServerHttp:
         return self._session
 
 
+def make_scores(
+    logprobs: Sequence[float], tops: Sequence[Sequence[tuple[float, int]]], num: int
+) -> TokenScores:
+    """Makes scores from logprobs, and `num` pairs of logprob and id in place of each token. Raises:
+    ValueError if there are not so many."""
+    columns = np.array(tops, np.float64).reshape(len(logprobs), num, 2)
+    return TokenScores(
+        np.array(logprobs, np.float32), columns[..., 1].astype(np.int32), columns[..., 0].astype(np.float32)
+    )
+
+
+def check_scoring(temperature: float) -> None:
+    """Checks a temperature for scores. Raises: RolloutError, which is not retryable."""
+    if temperature != 1:
+        raise RolloutError(
+            f"inference servers score tokens at temperature 1 only, not at {temperature:g}; sample at 1, or "
+            "use rollout.engine.name: torch",
+            is_retryable=False,
+        )
+
+
 class ServerApi(Protocol):
     """A kind of server.
 
@@ -257,7 +280,9 @@ class ServerApi(Protocol):
         """
         ...
 
-    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
+    async def score(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TokenScores:
+        """Scores tokens 1..T-1 at temperature 1, with the `num` most likely ones in place of each."""
+        ...
 
     async def pause(self, http: ServerHttp) -> None:
         """Stops generation. Running requests stay in the server, with their KV cache, or come back

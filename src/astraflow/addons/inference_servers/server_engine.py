@@ -24,7 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import KEPT_KV, ServerEngineConfig, keeps_cache
-from astraflow.addons.inference_servers.server_api import CompletionPart, Gauges, ServerApi, ServerHttp
+from astraflow.addons.inference_servers.server_api import (
+    CompletionPart,
+    Gauges,
+    ServerApi,
+    ServerHttp,
+    check_scoring,
+)
 from astraflow.addons.inference_servers.server_life import ServerLife, ServingState
 from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
@@ -38,7 +44,7 @@ from astraflow.errors import (
     UnavailableError,
     WeightsError,
 )
-from astraflow.protocols import Capacity, SlotName
+from astraflow.protocols import Capacity, SlotName, TokenScores
 from astraflow.rollout.engines.requests import check_sampling, check_tokens, stop_ids_below
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, GenerateRequest, Generation, Stream
@@ -108,15 +114,15 @@ class ServerEngine:
                 self._clock.stop(time.time())
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns logprobs [T - 1] of tokens 1..T-1 at temperature 1 under the newest version.
+        """Returns logprobs [T - 1] of tokens 1..T-1 at temperature 1 under the newest version. Raises:
+        RolloutError."""
+        return (await self.score_top(token_ids, 0)).logprobs
 
-        The server generates one more token, so T must be less than `max_context`.
-        Raises: RolloutError.
-        """
-        self._check_tokens(token_ids, len(token_ids) + 1)
-        if len(token_ids) < 2:
-            return np.zeros(0, np.float32)
-        return await self.slots["live"].score(tuple(token_ids))
+    async def score_top(self, token_ids: Sequence[int], num: int, *, temperature: float = 1.0) -> TokenScores:
+        """Scores tokens 1..T-1, with the `num` most likely ones in place of each. Raises: RolloutError."""
+        check_scoring(temperature)
+        self._check_tokens(token_ids, len(token_ids) + 1)  # the server generates one more token
+        return await self.slots["live"].score(token_ids, num)
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in slot `live` or `pinned`.
@@ -314,14 +320,11 @@ class PolicyServer:
             streams=(Stream(name=KEPT_KV, dtype="uint8", data=bytes(is_old)),) if self._keeps_cache else (),
         )
 
-    async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
-        """Returns logprobs [T - 1] of tokens 1..T-1 at temperature 1.
-
-        Raises: RolloutError.
-        """
+    async def score(self, token_ids: Sequence[int], num: int) -> TokenScores:
+        """Scores tokens 1..T-1, with the `num` most likely ones in place of each. Raises: RolloutError."""
         http = await self._enter()
         try:
-            return await self._api.score(http, token_ids)
+            return await self._api.score(http, token_ids, num)
         except (UnavailableError, RefusedError) as err:
             raise await self._life.explained(err) from err
 

@@ -9,11 +9,9 @@ default.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
@@ -25,9 +23,11 @@ from astraflow.addons.inference_servers.server_api import (
     LabelSpan,
     ServerCommand,
     ServerHttp,
+    make_scores,
     read_gauges,
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
+from astraflow.protocols import TokenScores
 from astraflow.types import Media, Sampling
 
 __all__ = ["SglangApi"]
@@ -124,26 +124,25 @@ class SglangApi:
         except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
-    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    async def score(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TokenScores:
         """Returns input logprobs. The server also generates one token, which is discarded."""
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, **NEUTRAL, "max_new_tokens": 1}
         body = {
             "input_ids": list(token_ids),
-            "sampling_params": {
-                "temperature": 1.0,
-                "top_p": 1.0,
-                "top_k": -1,
-                **NEUTRAL,
-                "max_new_tokens": 1,
-            },
+            "sampling_params": sampling,
             "return_logprob": True,
             "logprob_start_len": 0,
+            "top_logprobs_num": num,
         }
         reply = await http.post("/generate", body)
         try:
-            rows = reply["meta_info"]["input_token_logprobs"][1:]  # nothing predicts the first token
+            meta = reply["meta_info"]
+            rows = meta["input_token_logprobs"][1:]  # nothing predicts the first token
             if [int(row[1]) for row in rows] != list(token_ids[1:]):
                 raise ValueError(f"{len(rows)} logprobs for {len(token_ids)} tokens")
-            return np.asarray([float(row[0]) for row in rows], np.float32)
+            likely: Any = meta["input_top_logprobs"][1:] if num else ((),) * len(rows)
+            tops = [[(float(entry[0]), int(entry[1])) for entry in row[:num]] for row in likely]
+            return make_scores([float(row[0]) for row in rows], tops, num)
         except (LookupError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 

@@ -15,11 +15,9 @@ import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
@@ -31,13 +29,15 @@ from astraflow.addons.inference_servers.server_api import (
     LabelSpan,
     ServerCommand,
     ServerHttp,
+    make_scores,
     read_gauges,
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
 from astraflow.models.images import IMAGE
+from astraflow.protocols import TokenScores
 from astraflow.types import Media, Sampling
 
-__all__ = ["VllmApi"]
+__all__ = ["VllmApi", "read_scores"]
 
 _GENERATE = "/inference/v1/generate"
 _RENDER = "/v1/chat/completions/render"
@@ -53,6 +53,21 @@ _GAUGES = {
 """Field of `Gauges` -> metric on the Prometheus page."""
 # `/server_info` returns the configuration as Python text, in which a device has one of several forms.
 _ON_CPU = re.compile(r"device_config=(device\(type='cpu'|cpu\b)|device_config=.{0,60}\bcpu\b")
+
+
+def read_scores(rows: Sequence[Any], token_ids: Sequence[int], num: int) -> TokenScores:
+    """Reads vLLM's prompt logprobs of tokens 1..T-1, with the `num` most likely tokens in place of each.
+
+    A row also has the token itself, if it is less likely. Raises: KeyError, TypeError or ValueError if the
+    rows aren't those of the tokens.
+    """
+    logprobs: list[float] = []
+    tops: list[list[tuple[float, int]]] = []
+    for row, token in zip(rows[1:], token_ids[1:], strict=True):  # nothing predicts the first token
+        found = {int(key): float(entry["logprob"]) for key, entry in dict(row).items()}
+        logprobs.append(found[token])
+        tops.append(sorted(((value, key) for key, value in found.items()), reverse=True)[:num])
+    return make_scores(logprobs, tops, num)
 
 
 class VllmApi:
@@ -156,19 +171,18 @@ class VllmApi:
         except (KeyError, IndexError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
 
-    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Returns prompt logprobs. vLLM must generate at least one token, which is discarded."""
+    async def score(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TokenScores:
+        """Returns prompt logprobs. `--max-logprobs` limits `num`, to 20 by default.
+
+        vLLM must generate at least one token, which is discarded.
+        """
         params = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, **NEUTRAL}
-        params |= {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+        params |= {"max_tokens": 1, "prompt_logprobs": num, "detokenize": False}
         reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
         try:
-            rows = reply["prompt_logprobs"][1:]
-            values = [
-                float(row[str(token)]["logprob"]) for row, token in zip(rows, token_ids[1:], strict=True)
-            ]
+            return read_scores(reply["prompt_logprobs"], token_ids, num)
         except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
-        return np.asarray(values, np.float32)
 
     async def pause(self, http: ServerHttp) -> None:
         """Freezes the running requests, with their KV cache."""

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from astraflow.config import Config
+from astraflow.addons.inference_servers.model_choice import ModelChoice
 from astraflow.protocols import Judge
 from astraflow.tasks.variants import JudgeVariant
 
@@ -16,35 +16,11 @@ JUDGE_PROMPT = (
 )
 
 
-class JudgingModel(Config):
+class JudgingModel(ModelChoice):
     """A model that judges: a frozen policy of the run, or a model behind an OpenAI-compatible endpoint."""
 
-    policy: str = ""
-    """The frozen policy that judges; empty if `url` is set."""
-    url: str = ""
-    """Base URL of an endpoint, e.g. `http://127.0.0.1:8000/v1`; empty if `policy` is set."""
-    model: str = ""
-    """Name of the model at `url`; empty: the first one that the endpoint lists."""
-    key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
-    """Environment variable of the rollout services with the key for `url`; empty: no key is needed."""
     max_tokens: int = Field(default=512, ge=1)
     """Largest number of tokens in the reply, which is sampled greedily."""
-
-    @model_validator(mode="after")
-    def _is_one_model(self) -> Self:
-        if bool(self.policy) == bool(self.url):
-            raise ValueError("a judge is either a `policy` or the model at a `url`; name one of them")
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url = {self.url!r} is not a URL; expected e.g. http://127.0.0.1:8000/v1")
-        if (self.model or self.key_variable) and not self.url:
-            raise ValueError("model and key_variable belong to `url`, which is empty")
-        return self
-
-    @property
-    def endpoint(self) -> str:
-        """The URL and the variable with its key. They are allowed together, because the key is sent to the
-        URL."""
-        return f"{self.url} {self.key_variable}".strip()
 
 
 class JudgeReward(JudgingModel, JudgeVariant):

@@ -1,14 +1,13 @@
 """Asks a model to judge a text, and reads the verdict in its reply."""
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from astraflow.addons.inference_servers.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.addons.judge.config import JudgeReward, JudgingModel
-from astraflow.errors import ConfigError, RolloutError
+from astraflow.errors import RolloutError
 from astraflow.protocols import Engine, HostedModel, Renderer
 from astraflow.rollout.renderer import ChatRenderer
 from astraflow.types import GenerateRequest, Message, Sampling, Task
@@ -40,12 +39,7 @@ class JudgeConnection(Generic[_ModelT]):
         config = self._config
         if not config.url:
             return
-        key = os.environ.get(config.key_variable, "") if config.key_variable else ""
-        if config.key_variable and not key:
-            raise ConfigError(
-                f"the judge's key_variable = {config.key_variable!r} is not set in this service's environment"
-            )
-        self._endpoint = OpenAiEngine(config.url, model=config.model, api_key=key)
+        self._endpoint = OpenAiEngine(config.url, model=config.model, api_key=config.api_key())
         await self._endpoint.check()
 
     async def close(self) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.addons.lending.tenants import SleepingEngine
-from astraflow.protocols import Capacity, Engine
+from astraflow.errors import RolloutError
+from astraflow.protocols import Capacity, Engine, TokenScores, TopScorer
 from astraflow.types import BusySpan, GenerateRequest, Generation
 from astraflow.types.host_tensors import WeightSnapshot
 
@@ -66,6 +67,13 @@ class SharedEngine:
         """Scores in the next turn, or in this one."""
         await self._has_turn.wait()
         return await self._engine.score(token_ids)
+
+    async def score_top(self, token_ids: Sequence[int], num: int, *, temperature: float = 1.0) -> TokenScores:
+        """Scores in the next turn, or in this one. Raises: RolloutError if the engine can't do that."""
+        if not isinstance(self._engine, TopScorer):
+            raise RolloutError("the shared engine does not tell the most likely tokens", is_retryable=False)
+        await self._has_turn.wait()
+        return await self._engine.score_top(token_ids, num, temperature=temperature)
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in the next turn, or in this one."""

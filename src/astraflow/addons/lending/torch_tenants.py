@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from astraflow.addons.lending.device_memory import DeviceMemory, MemoryGroup
+from astraflow.addons.offline.groups import MixedLearner
 from astraflow.errors import ConfigError
 from astraflow.protocols import Learner, ModelRole
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.trainer.learner import LossLearner
-from astraflow.trainer.offline import MixedLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.trainer.torch.trained_model import TrainedModel
 

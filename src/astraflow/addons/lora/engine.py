@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from astraflow.addons.lora.lanes import AdapterLanes
 from astraflow.errors import WeightsError
 from astraflow.models.adapters import is_adapter
-from astraflow.protocols import Capacity
+from astraflow.protocols import Capacity, TokenScores
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.requests import check_tokens
 from astraflow.rollout.engines.torch_engine import TorchEngine
@@ -80,14 +80,22 @@ class AdapterView:
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs [T - 1] of tokens 1..T-1 at temperature 1, from the newest version. Raises:
         RolloutError."""
-        lanes = self.shared.adapters
+        self._check_tokens(token_ids)
+        return await self.shared.call(partial(self.shared.adapters.score, f"{self.name}/live", token_ids))
+
+    async def score_top(self, token_ids: Sequence[int], num: int, *, temperature: float = 1.0) -> TokenScores:
+        """Scores tokens 1..T-1, with the `num` most likely ones in place of each. Raises: RolloutError."""
+        self._check_tokens(token_ids)
+        score_top = self.shared.adapters.score_top
+        return await self.shared.call(partial(score_top, f"{self.name}/live", token_ids, num, temperature))
+
+    def _check_tokens(self, token_ids: Sequence[int]) -> None:
         check_tokens(
             token_ids,
             num_needed=len(token_ids),
             max_context=self.shared.capacity().max_context,
-            vocab_size=lanes.lane.vocab_size,
+            vocab_size=self.shared.adapters.lane.vocab_size,
         )
-        return await self.shared.call(partial(lanes.score, f"{self.name}/live", token_ids))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version of the policy. Requests of other policies go on as they are.

@@ -5,7 +5,7 @@ an adapter from the first version in it on. So one lane serves what would otherw
 and its batch mixes requests of all adapters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from astraflow.addons.lora.factors import Adapters, AdapterWeights
 from astraflow.errors import RolloutError
 from astraflow.models.adapters import is_adapter
+from astraflow.protocols import TokenScores
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.forward import Forward
@@ -66,9 +67,9 @@ class _AdaptedForward:
         self._chosen.choose(cache.adapters[: len(positions)])
         return self._inner.decode(tokens, positions, cache)
 
-    def score(self, tokens: Tensor) -> Tensor:
-        """Logprobs [T - 1] of one sequence, with the adapter that was chosen before."""
-        return self._inner.score(tokens)
+    def sequence_logits(self, tokens: Tensor) -> Iterator[Tensor]:
+        """Logits of one sequence, with the adapter that was chosen before."""
+        return self._inner.sequence_logits(tokens)
 
 
 class AdapterLanes(Lanes):
@@ -145,6 +146,11 @@ class AdapterLanes(Lanes):
         """Logprobs [T - 1] of a sequence with the adapter in a slot."""
         self.adapters.chosen.choose(np.array([self._numbers[slot]]))
         return self.lane.score(token_ids)
+
+    def score_top(self, slot: str, token_ids: Sequence[int], num: int, temperature: float) -> TokenScores:
+        """Scores a sequence with the adapter in a slot, with the `num` most likely tokens in each place."""
+        self.adapters.chosen.choose(np.array([self._numbers[slot]]))
+        return self.lane.score_top(token_ids, num, temperature)
 
     def remove(self, view: str) -> None:
         """Removes a view's adapters. Its requests fail."""

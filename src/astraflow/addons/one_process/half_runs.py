@@ -27,6 +27,7 @@ import msgspec
 import xxhash
 
 from astraflow import wire
+from astraflow.addons.offline.groups import load_batch, with_version_0
 from astraflow.addons.one_process.in_process import run_in_process
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.chat_template import write_template_defaults
@@ -39,7 +40,6 @@ from astraflow.report.view import FINISHED_S, ShownRun, make_pages
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.columns import reward_mean
-from astraflow.trainer.offline import load_batch, with_version_0
 from astraflow.types import Batch, StepRecord
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder, with_base

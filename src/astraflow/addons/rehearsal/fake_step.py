@@ -10,7 +10,7 @@ and no memory is used. Trials by which the trainer chooses its layout are taken 
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -43,7 +43,7 @@ from astraflow.trainer.torch import torch_backend
 from astraflow.trainer.torch.parallel import sharding
 from astraflow.trainer.torch.parallel.grid import RankGrid, make_grid
 from astraflow.trainer.torch.torch_backend import TorchBackend
-from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
+from astraflow.types import AdvantageSpan, Sample, Stream, StreamRule, Trajectory, VersionSpan
 
 __all__ = ["StepRequest", "StepTrace", "main", "run_step"]
 
@@ -158,11 +158,15 @@ class _OneRank(Ranks):
         return np.concatenate([column] * self.world)
 
 
-def _samples(num: int, length: int, vocab_size: int) -> list[Sample]:
-    """Samples of random tokens, an eighth of them a prompt."""
+def _samples(num: int, length: int, vocab_size: int, rules: Sequence[StreamRule]) -> list[Sample]:
+    """Samples of random tokens, an eighth of them a prompt, with streams that keep the rules."""
     rng = np.random.default_rng(0)
     start = length // 8
     is_sampled = np.arange(length) >= start
+    streams = tuple(
+        Stream(name=r.name, dtype=r.dtype, width=r.width, data=wire.column([0] * length * r.width, r.dtype))
+        for r in rules
+    )
     made: list[Sample] = []
     for idx in range(num):
         trajectory = Trajectory(
@@ -176,6 +180,7 @@ def _samples(num: int, length: int, vocab_size: int) -> list[Sample]:
             finish_reason="stop",
             turns=(),
             reward=0.0,
+            streams=streams,
         )
         span = AdvantageSpan(start, length, 1.0)
         made.append(
@@ -249,7 +254,8 @@ def run_step(request: StepRequest, ranks: Ranks | None = None) -> StepTrace:
             backend = TorchBackend(config, model_dir=request.folder, ranks=ranks, model=model)
         policy: Any = backend.trained_model("policy")
         num = max(1, config.token_budget // request.length)
-        samples = _samples(num, min(request.length, config.token_budget), backend.vocab_size)
+        rules = make_loss(config.loss, config.auxiliary).streams
+        samples = _samples(num, min(request.length, config.token_budget), backend.vocab_size, rules)
         columns = columns_from_samples(samples, vocab_size=backend.vocab_size)
         parts = backend.cut(columns, np.arange(num))[:1]
         objective = _objective(config, columns, len(columns.trained_idx))

@@ -93,6 +93,7 @@ class SummedLoss:
     columns: Columns
     function: LossFunction
     entropy: EntropyUse = "none"
+    alternatives: str = ""
     _parts: TokenParts = field(default_factory=TokenParts)
 
     def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:

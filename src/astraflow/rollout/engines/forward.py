@@ -7,7 +7,7 @@ trainer's. Each must agree with the model's own forward pass before it is used.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -23,12 +23,13 @@ from astraflow.models.vision import vocab_size_of
 from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.generic import GenericForward
 from astraflow.rollout.engines.lean import LeanForward, is_lean
+from astraflow.rollout.engines.sampling import token_logprobs
 from astraflow.types import Media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Forward", "make_forward"]
+__all__ = ["Forward", "make_forward", "score"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +81,8 @@ class Forward(Protocol):
         """
         ...
 
-    def score(self, tokens: Tensor) -> Tensor:
-        """Logprobs [T - 1] of tokens 1..T-1 of one sequence [T], at temperature 1, without a cache."""
+    def sequence_logits(self, tokens: Tensor) -> Iterator[Tensor]:
+        """The logits [T - 1, V] of tokens 1..T-1 of one sequence [T], without a cache, cut into parts."""
         ...
 
 
@@ -204,5 +205,15 @@ def _probe_error(forward: Forward, tokens: Tensor, expected: Tensor) -> float:
     forward.extend(tokens[stretch.positions.clamp(max=len(tokens) - 1)], stretch, cache)
     again = forward.decode(newest, last, cache)
     decoded = torch.log_softmax(torch.cat((logits, again)).float(), -1) - expected[[*last, *last]]
-    whole = forward.score(tokens) - expected[:-1].gather(1, tokens[1:, None])[:, 0]
+    whole = score(forward, tokens) - expected[:-1].gather(1, tokens[1:, None])[:, 0]
     return float(torch.cat((decoded.abs().reshape(-1), whole.abs())).mean())
+
+
+def score(forward: Forward, tokens: Tensor) -> Tensor:
+    """Logprobs [T - 1] of tokens 1..T-1 of one sequence [T], at temperature 1."""
+    start = 1
+    found: list[Tensor] = []
+    for logits in forward.sequence_logits(tokens):
+        found.append(token_logprobs(logits, tokens[start : start + len(logits)]))
+        start += len(logits)
+    return torch.cat(found)

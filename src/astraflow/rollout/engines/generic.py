@@ -5,7 +5,7 @@ layer with the layer's query, keys, and values. The function reads and writes th
 call. Positions are passed as `position_ids`. Transformers itself builds neither a mask nor a cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +18,6 @@ from astraflow.errors import DataError
 from astraflow.models.images import ImageRules
 from astraflow.models.vision import ImageFeed
 from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, Stretch, causal_attention
-from astraflow.rollout.engines.sampling import token_logprobs
 from astraflow.types import Media
 
 if TYPE_CHECKING:
@@ -119,11 +118,11 @@ class GenericForward:
             at = at + torch.from_numpy(cache.shifts[: len(positions)]).to(at.device)
         return self._run(tokens[:, None], at[:, None], self._call(cache, is_step=True), num_logits=1)[:, 0]
 
-    def score(self, tokens: Tensor) -> Tensor:
-        """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
+    def sequence_logits(self, tokens: Tensor) -> Iterator[Tensor]:
+        """The logits of tokens 1..T-1 of one sequence, all at once."""
         positions = torch.arange(len(tokens), device=tokens.device)
         logits = self._run(tokens[None], positions[None], self._call(), num_logits=0)
-        return token_logprobs(logits[0, :-1], tokens[1:])
+        yield logits[0, :-1]
 
     def _heads(self, num_layers: int) -> tuple[int, int, int]:
         """The number of key heads, and the sizes of a key and a value, which one token is run to find.

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from astraflow import added
 from astraflow.errors import RolloutError
+from astraflow.protocols import TokenScores
 from astraflow.rollout.engines.branches import Branches
 from astraflow.rollout.engines.cache import PAGE, KvCache, row_moves
-from astraflow.rollout.engines.forward import Forward
+from astraflow.rollout.engines.forward import Forward, score
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
 from astraflow.rollout.engines.pages import Page, Pages
 from astraflow.rollout.engines.sampling import pick_tokens
@@ -211,7 +213,22 @@ class Lane:
         if len(token_ids) < 2:
             return np.zeros(0, np.float32)
         tokens = torch.tensor(token_ids, device=self._device)
-        return np.asarray(self._forward.score(tokens).cpu().numpy(), np.float32)
+        return np.asarray(score(self._forward, tokens).cpu().numpy(), np.float32)
+
+    def score_top(self, token_ids: Sequence[int], num: int, temperature: float) -> TokenScores:
+        """Scores tokens 1..T-1, with the `num` most likely ones in place of each. Raises: RolloutError."""
+        if num > self.vocab_size:
+            raise RolloutError(f"the {num} most likely of {self.vocab_size} tokens", is_retryable=False)
+        tokens = torch.tensor(token_ids, device=self._device)
+        parts: list[tuple[Tensor, ...]] = []
+        start = 1
+        for logits in self._forward.sequence_logits(tokens):
+            whole = torch.log_softmax(logits.float() / temperature, -1)
+            given = tokens[start : start + len(logits), None]
+            top = whole.topk(num)
+            parts.append((whole.gather(1, given)[:, 0], top.indices.int(), top.values))
+            start += len(logits)
+        return TokenScores(*(torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)))
 
     # --- stepping ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ a trainer that computes with autocast. For a model in bfloat16, that is faster t
 than the model's own modules are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, Stretch, causal_attention
-from astraflow.rollout.engines.sampling import token_logprobs
 from astraflow.types import Media
 
 if TYPE_CHECKING:
@@ -196,8 +195,8 @@ class LeanForward:
             hidden = self._finish(layer, hidden, cache.attend(i, query, keys, values, self._rule))
         return functional.linear(self._rms_norm(hidden, self._norm), self._head)
 
-    def score(self, tokens: Tensor) -> Tensor:
-        """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
+    def sequence_logits(self, tokens: Tensor) -> Iterator[Tensor]:
+        """The logits of tokens 1..T-1 of one sequence, a few hundred tokens at a time."""
         length = len(tokens)
         hidden = self._embed(tokens)
         cos, sin = self._tables(length, 1)
@@ -206,12 +205,8 @@ class LeanForward:
             attended = causal_attention(query, keys, values, self._rule)
             hidden = self._finish(layer, hidden, attended.view(length, -1))
         normed = self._rms_norm(hidden[:-1], self._norm)
-        targets = tokens[1:]
-        parts: list[Tensor] = []
         for start in range(0, length - 1, _SCORE_TOKENS):
-            part = slice(start, start + _SCORE_TOKENS)
-            parts.append(token_logprobs(functional.linear(normed[part], self._head), targets[part]))
-        return torch.cat(parts)
+            yield functional.linear(normed[start : start + _SCORE_TOKENS], self._head)
 
     def _tables(self, length: int, num_rows: int) -> tuple[Tensor, Tensor]:
         """The rotary tables of positions 0..length-1, repeated for each row."""

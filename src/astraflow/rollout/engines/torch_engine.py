@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from astraflow.errors import ConfigError, Error, ImageError, RolloutError, ServiceError, WeightsError
 from astraflow.models.images import check_media
 from astraflow.models.loading import FittedTensors, fit_tensors
-from astraflow.protocols import Capacity, SlotName
+from astraflow.protocols import Capacity, SlotName, TokenScores
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job
 from astraflow.rollout.engines.lanes import Lanes, LoadedModel
@@ -161,6 +161,11 @@ class TorchEngine:
         RolloutError."""
         self._check_tokens(token_ids, len(token_ids))
         return await self.call(lambda: self.lanes.live.lane.score(token_ids))
+
+    async def score_top(self, token_ids: Sequence[int], num: int, *, temperature: float = 1.0) -> TokenScores:
+        """Scores tokens 1..T-1, with the `num` most likely ones in place of each. Raises: RolloutError."""
+        self._check_tokens(token_ids, len(token_ids))
+        return await self.call(lambda: self.lanes.live.lane.score_top(token_ids, num, temperature))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in the slot `live` or `pinned`.

@@ -243,10 +243,18 @@ class TrainerForward:
             )
 
     def logprobs(
-        self, columns: Columns, packed: LayoutTensors, *, entropy: EntropyUse = "none"
+        self, columns: Columns, packed: LayoutTensors, *, entropy: EntropyUse = "none", alternatives: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         """[P] each: the logprobs of the trained tokens at their sampling temperature, and the entropies of
-        the distributions that predict them, or None."""
+        the distributions that predict them, or None.
+
+        `alternatives`: the stream [P, K] with the ids of K other tokens in place of each. The logprobs are
+        then [P, 1 + K], with those of the other tokens after the trained one's.
+        """
+        if alternatives:
+            others = torch.from_numpy(columns.streams[alternatives][packed.trained]).to(self._device).long()
+            ids = torch.cat((packed.target_ids[:, None], others.view(len(others), -1)), 1)
+            packed = replace(packed, target_ids=ids)
         temperatures = columns.temperatures[columns.sample_of(packed.trained)]
         if self.replay is not None:
             positions = packed.predict_idx if self.is_packed else _padded_rows(packed)

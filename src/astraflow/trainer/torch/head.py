@@ -49,7 +49,8 @@ def chunked_logprobs(
     """Logprobs of `target_ids` under softmax(hidden @ weight.T), and the entropies of these distributions.
 
     For other temperatures, divide `hidden` by them, which costs less than dividing the logits.
-    Shapes: hidden [P, D], weight [V, D], target_ids [P]; results [P], float32, in nats.
+    Shapes: hidden [P, D], weight [V, D], target_ids and logprobs [P], or [P, K] for K tokens in each place;
+    entropies [P]. Results are float32, in nats.
     Logits are computed in the dtype of `hidden`, everything else in float32. `is_wide`: the weight is rounded
     to bfloat16, and the logits aren't, as in a server with a float32 head. Gradient: through `hidden` and
     `weight`, from the logprobs and, with `entropy="gradient"`, from the entropies.
@@ -70,9 +71,10 @@ class _ChunkedHead(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, target_ids: Tensor, entropy: EntropyUse, is_mixed: bool
     ) -> tuple[Tensor, Tensor]:
         low = weight.to(hidden.dtype)
-        logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        entropies = torch.empty_like(logprobs) if entropy != "none" else logprobs.new_empty(0)
-        norms = torch.empty_like(logprobs)
+        ids = target_ids if target_ids.ndim > 1 else target_ids[:, None]
+        logprobs = torch.empty(ids.shape, dtype=torch.float32, device=hidden.device)
+        norms = logprobs.new_empty(len(hidden))
+        entropies = torch.empty_like(norms) if entropy != "none" else norms.new_empty(0)
         reusable: list[Tensor] = []
         for chunk in _chunks(len(hidden), num_chunk_tokens(len(weight))):
             products = _products(hidden[chunk], low, is_mixed)
@@ -80,20 +82,20 @@ class _ChunkedHead(torch.autograd.Function):
                 # One number per token is kept: the backward pass rebuilds the softmax from it.
                 largest = products[own].amax(-1, keepdim=True).float()
                 logits = products[own] - largest
-                logprobs[rows] = logits.gather(1, target_ids[rows, None])[:, 0]
+                logprobs[rows] = logits.gather(1, ids[rows])
                 weights = logits.exp()
                 total = weights.sum(-1)
                 if entropy != "none":
                     entropies[rows] = total.log() - weights.mul_(logits).sum(-1) / total
-                logprobs[rows] -= total.log()
+                logprobs[rows] -= total.log()[:, None]
                 norms[rows] = largest[:, 0] + total.log()
             reusable = [products] if len(hidden) == len(products) and ctx.needs_input_grad[0] else []
         ctx.entropy = entropy
         ctx.is_mixed = is_mixed
         if entropy != "gradient":
             ctx.mark_non_differentiable(entropies)
-        ctx.save_for_backward(hidden, weight, target_ids, norms, entropies, low, *reusable)
-        return logprobs, entropies
+        ctx.save_for_backward(hidden, weight, ids, norms, entropies, low, *reusable)
+        return logprobs.view(target_ids.shape), entropies
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -103,7 +105,8 @@ class _ChunkedHead(torch.autograd.Function):
         """d logprob / d logits = onehot - p; d entropy / d logits = -p * (log p + entropy)."""
         grad_logprobs, grad_entropies = grad_outputs
         saved = cast("tuple[Tensor, ...]", ctx.saved_tensors)
-        hidden, weight, target_ids, norms, entropies, low, *reusable = saved
+        hidden, weight, ids, norms, entropies, low, *reusable = saved
+        grad_logprobs = grad_logprobs.reshape(ids.shape)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight: Tensor | None = None
@@ -112,12 +115,14 @@ class _ChunkedHead(torch.autograd.Function):
             grads = torch.empty_like(products) if reusable else products
             for rows, own in _parts(chunk, products):
                 logs = products[own] - norms[rows, None]
-                slope = -grad_logprobs[rows, None]
+                slope = -(
+                    grad_logprobs[rows] if ids.shape[1] == 1 else grad_logprobs[rows].sum(-1, keepdim=True)
+                )
                 if ctx.entropy == "gradient":
                     # -g_L * p - g_H * p * (log p + H)
                     slope = slope - (logs + entropies[rows, None]).mul_(grad_entropies[rows, None])
                 grad = logs.exp_().mul_(slope)
-                grad.scatter_add_(1, target_ids[rows, None], grad_logprobs[rows, None])
+                grad.scatter_add_(1, ids[rows], grad_logprobs[rows])
                 grads[own] = grad
             grads = grads.to(low.dtype)
             if grad_hidden is not None:

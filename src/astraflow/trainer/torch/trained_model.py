@@ -86,11 +86,11 @@ class ScoringModel:
         return max(self.grid.data.gather_values(len(parts))) - len(parts)
 
     def _predict(
-        self, columns: Columns, packed: LayoutTensors, entropy: EntropyUse
+        self, columns: Columns, packed: LayoutTensors, entropy: EntropyUse, alternatives: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         if self._predicts_values:
             return self.forward.outputs(packed)[:, 0], None
-        return self.forward.logprobs(columns, packed, entropy=entropy)
+        return self.forward.logprobs(columns, packed, entropy=entropy, alternatives=alternatives)
 
 
 def _make_optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
@@ -129,7 +129,7 @@ class TrainedModel(ScoringModel):
         num_idle = self._num_idle(parts)
         for part in parts:
             packed = self.forward.layout(columns, part)
-            predicted, entropies = self._predict(columns, packed, objective.entropy)
+            predicted, entropies = self._predict(columns, packed, objective.entropy, objective.alternatives)
             torch.autograd.backward(objective(packed.trained, predicted, entropies))
             num_computed += packed.num_computed
         for _ in range(num_idle):

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 from aiohttp import web
-from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,6 +26,7 @@ from astraflow.addons.inference_servers.server_engine import ServerEngine
 from astraflow.addons.inference_servers.sglang_api import SglangApi
 from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.errors import UnavailableError
+from astraflow.protocols import TokenScores
 from astraflow.service.server import HttpServer
 from drivers.engine_models import make_model_folder, make_random_model, snapshot_of
 from drivers.server_driver import ask
@@ -61,7 +60,7 @@ class UpdatedServer:
         spans = (LabelSpan(first, 0, 2), LabelSpan(self._label, 2, 4))
         return CompletionPart(token_ids=(5, 6, 7, 8), logprobs=(-1.0,) * 4, labels=spans, end="length")
 
-    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    async def score(self, http: ServerHttp, token_ids: Sequence[int], num: int) -> TokenScores:
         raise NotImplementedError
 
     async def pause(self, http: ServerHttp) -> None: ...

@@ -71,9 +71,9 @@ async def test_logprobs_are_finite_numbers(
     await generate(api, served(generated("-0.5")))
     with pytest.raises(UnavailableError):
         await generate(api, served(generated(logprob)))
-    assert (await api.score(served(scored("-0.5")), (1, 2, 3))).tolist() == [-0.5, -0.5]
+    assert (await api.score(served(scored("-0.5")), (1, 2, 3), 0)).logprobs.tolist() == [-0.5, -0.5]
     with pytest.raises(UnavailableError):
-        await api.score(served(scored(logprob)), (1, 2, 3))
+        await api.score(served(scored(logprob)), (1, 2, 3), 0)
 
 
 @pytest.mark.parametrize("api", APIS, ids=["vllm", "sglang"])
@@ -87,6 +87,7 @@ async def test_logprobs_are_finite_numbers(
         "{}",
         '{"choices": [], "prompt_logprobs": [], "meta_info": []}',
         '{"choices": [{}], "prompt_logprobs": [1, 2, 3], "meta_info": {"input_token_logprobs": [[], []]}}',
+        '{"prompt_logprobs": [{}, {}, {}], "meta_info": {"input_token_logprobs": [[], [0, 2], [0, 3]]}}',
         '{"choices": {}, "prompt_logprobs": {}, "meta_info": {"input_token_logprobs": {}}}',
     ],
 )
@@ -96,7 +97,21 @@ async def test_an_answer_that_is_not_one_of_a_model_server_may_be_asked_for_agai
     with pytest.raises(UnavailableError):
         await generate(api, served(text))
     with pytest.raises(UnavailableError):
-        await api.score(served(text), (1, 2, 3))
+        await api.score(served(text), (1, 2, 3), 2)
+
+
+@pytest.mark.parametrize("api", APIS, ids=["vllm", "sglang"])
+async def test_the_most_likely_tokens_are_read_from_the_likeliest_on(
+    served: Callable[[str], ServerHttp], api: VllmApi | SglangApi
+) -> None:
+    first = {"2": {"logprob": -9.0}, "7": {"logprob": -0.5}, "8": {"logprob": -1.0}}  # with the token itself
+    rows = [None, first, {"3": {"logprob": -0.25}, "9": {"logprob": -2.0}}]
+    meta = {"input_token_logprobs": [[None, 1], [-9.0, 2], [-0.25, 3]]}
+    meta["input_top_logprobs"] = [None, [[-0.5, 7], [-1.0, 8]], [[-0.25, 3], [-2.0, 9]]]
+    found = await api.score(served(json.dumps({"prompt_logprobs": rows, "meta_info": meta})), (1, 2, 3), 2)
+    assert found.top_ids.tolist() == [[7, 8], [3, 9]]
+    assert found.top_logprobs.tolist() == [[-0.5, -1.0], [-0.25, -2.0]]
+    assert found.logprobs.tolist() == [-9.0, -0.25]
 
 
 @pytest.mark.parametrize("api", APIS, ids=["vllm", "sglang"])

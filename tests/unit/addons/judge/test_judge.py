@@ -99,7 +99,7 @@ async def test_a_judge_at_an_endpoint_answers_with_the_key_and_the_model_of_its_
     url = f"{await server.start()}/v1"
     reward = {**JUDGE, "policy": "", "url": url, "model": "large", "key_variable": "JUDGE_KEY"}
     scores = ScoringPool(tasks({**reward, "max_tokens": 7}))
-    with pytest.raises(ConfigError, match="key_variable = 'JUDGE_KEY' is not set"):
+    with pytest.raises(ConfigError, match=r"key_variable = 'JUDGE_KEY' of .* is not set"):
         await scores.start()
     monkeypatch.setenv("JUDGE_KEY", "secret")
     await scores.start()
@@ -194,8 +194,8 @@ async def test_a_judge_that_is_not_served_fails_the_episode() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"policy": ""}, "a judge is either a `policy` or the model at a `url`"),
-        ({"url": "http://x/v1"}, "a judge is either a `policy` or the model at a `url`"),
+        ({"policy": ""}, "the model is either a `policy` or the one at a `url`"),
+        ({"url": "http://x/v1"}, "the model is either a `policy` or the one at a `url`"),
         ({"policy": "", "url": "x"}, "url = 'x' is not a URL"),
         ({"model": "m"}, "model and key_variable belong to `url`"),
         ({"prompt": "Right?"}, "prompt must contain {text}"),

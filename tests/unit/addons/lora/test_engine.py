@@ -141,6 +141,9 @@ async def test_a_mixed_batch_has_the_logprobs_of_each_policys_merged_model(tmp_p
     for policy, snapshot in own.items():
         scored = await bench.views[policy].score(PROMPT)
         assert np.allclose(scored, logprobs(snapshot, PROMPT), atol=TOLERANCE)
+        given, _, likely = await bench.views[policy].score_top(PROMPT, 2)
+        assert np.allclose(given, scored, atol=TOLERANCE)
+        assert (likely[:, 0] >= scored - TOLERANCE).all()
     for view in bench.views.values():
         await view.close()
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from astraflow.errors import DataError
 from astraflow.rollout.engines.cache import KvCache
-from astraflow.rollout.engines.forward import make_forward
+from astraflow.rollout.engines.forward import make_forward, score
 from astraflow.rollout.engines.generic import GenericForward
 from astraflow.rollout.engines.lean import LeanForward
 from drivers.engine_models import configs, make_random_model
@@ -44,7 +44,7 @@ def test_decoding_and_scoring_agree_with_the_model(kind: str) -> None:
         expected = own_logprobs(reference, sequence)
         assert torch.allclose(torch.log_softmax(logits[row], -1), expected[-1], atol=5e-5)
         targets = torch.tensor(sequence)[1:, None]
-        scores = forward.score(torch.tensor(sequence)) if len(sequence) > 1 else torch.zeros(0)
+        scores = score(forward, torch.tensor(sequence)) if len(sequence) > 1 else torch.zeros(0)
         assert torch.allclose(scores, expected[:-1].gather(1, targets)[:, 0], atol=5e-5)
 
 
@@ -77,7 +77,7 @@ def test_parameters_replaced_in_place_are_used_after_refresh() -> None:
     tokens = [5, 9, 3, 30, 12]
     expected = own_logprobs(make_random_model(seed=1), tokens)
     targets = torch.tensor(tokens)[1:, None]
-    scores = forward.score(torch.tensor(tokens))
+    scores = score(forward, torch.tensor(tokens))
     assert torch.allclose(scores, expected[:-1].gather(1, targets)[:, 0], atol=5e-5)
 
 
@@ -120,4 +120,4 @@ def test_a_deep_model_in_bfloat16_runs_lean_and_closer_to_float32_than_its_modul
     targets = tokens[1:, None]
     expected = precise[:-1].gather(1, targets)[:, 0]
     rounded = own[:-1].gather(1, targets)[:, 0]
-    assert (forward.score(tokens) - expected).abs().mean() < (rounded - expected).abs().mean()
+    assert (score(forward, tokens) - expected).abs().mean() < (rounded - expected).abs().mean()

@@ -1,6 +1,6 @@
 """A batch of requests under one version, without threads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,8 +71,8 @@ class Recording:
         """The number of sequences in each decoding step."""
         return [len(tokens) for tokens in self.newest]
 
-    def score(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.inner.score(tokens)
+    def sequence_logits(self, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+        return self.inner.sequence_logits(tokens)
 
 
 class Bench:
@@ -353,6 +353,18 @@ def test_scores_are_the_models_logprobs(length: int) -> None:
     assert scores.dtype == np.float32
     expected = [float(logprobs[i, tokens[i + 1]]) for i in range(length - 1)]
     assert scores.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_most_likely_tokens_are_the_models() -> None:
+    bench = Bench()
+    tokens = list(range(2, 32))
+    with torch.inference_mode():
+        found = bench.lane.score_top(tokens, 3, 2.0)
+        whole = torch.log_softmax(make_random_model()(torch.tensor([tokens])).logits[0, :-1] / 2, -1)
+    expected = whole.topk(3)
+    assert (found.top_ids.dtype, found.top_logprobs.dtype) == (np.int32, np.float32)
+    assert found.top_ids.tolist() == expected.indices.tolist()
+    assert np.abs(found.top_logprobs - expected.values.numpy()).max() < 1e-5
 
 
 def test_dropping_a_request_of_another_lane_changes_nothing() -> None:

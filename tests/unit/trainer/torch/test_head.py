@@ -54,6 +54,23 @@ def test_numbers_and_gradients_are_those_of_the_plain_head(entropy: EntropyUse, 
     assert float((gradients(inputs, loss) - right).norm() / right.norm()) < tolerance
 
 
+def test_several_tokens_in_each_place_share_a_pass() -> None:
+    inputs = make_inputs(torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, VOCAB_SIZE, (NUM_TOKENS, 3), generator=generator)
+    ids[:, 0] = ids[:, 1]  # also the same one twice
+    inputs["target_ids"] = ids
+    slopes = torch.linspace(-1, 2, NUM_TOKENS * 3).view(NUM_TOKENS, 3)
+    logprobs, entropies_found = chunked_logprobs(**inputs, entropy="gradient")
+    expected, expected_entropies = plain(inputs)
+    assert logprobs.shape == (NUM_TOKENS, 3)
+    torch.testing.assert_close(logprobs, expected, rtol=1e-6, atol=1e-5)
+    assert entropies_found is not None
+    right = gradients(inputs, (expected * slopes).sum() - expected_entropies.sum())
+    found = gradients(inputs, (logprobs * slopes).sum() - entropies_found.sum())
+    assert float((found - right).norm() / right.norm()) < 2e-6
+
+
 def test_a_frozen_head_gets_no_gradient_and_passes_one_on() -> None:
     inputs = make_inputs(torch.float32)
     inputs["weight"].requires_grad_(False)

@@ -44,6 +44,7 @@ class Measured:
     inner: SummedLoss
     kept: Kept
     entropy: Any = "none"
+    alternatives: str = ""
 
     def __call__(self, trained: Any, predicted: torch.Tensor, entropies: torch.Tensor | None) -> torch.Tensor:
         self.kept.num_bytes = sum(t.untyped_storage().nbytes() for t in self.kept.tensors.values())

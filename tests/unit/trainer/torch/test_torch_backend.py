@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
+from astraflow.addons.distillation.config import TOP_IDS, TOP_LOGPROBS
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError, TrainingError, WireError
 from astraflow.losses.policy import LossInputs, LossOutput, grpo, with_traits
@@ -23,7 +24,9 @@ from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Sample, StepRecord, Stream
 from astraflow.types.bounds import MAX_METRIC
 from astraflow.types.host_tensors import HostTensor
+from astraflow.wire import array, column
 from drivers.trainer_builders import (
+    VOCAB_SIZE,
     first_moments,
     logprobs_alone,
     make_batch,
@@ -204,6 +207,68 @@ def test_teacher_logprobs_may_come_as_a_stream(model_dir: Path, other_dir: Path)
     assert_same_gradient(gradient_after_step(model_dir, spoken, loss=loss), here)
     with pytest.raises(WireError, match=r"stream 'teacher_logprobs' is missing"):
         make(model_dir, loss=loss).train_step(make_batch([*spoken[:2], *samples[2:]]))
+
+
+def with_top(model: torch.nn.Module, sample: Sample, num: int) -> Sample:
+    """The sample with the model's most likely tokens in place of each."""
+    trajectory = sample.trajectory
+    ids = torch.tensor(array(trajectory.token_ids, "int32").astype(np.int64))
+    with torch.no_grad():
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1] / trajectory.temperature
+    top = torch.log_softmax(logits, -1).topk(num)
+    none = np.zeros((1, num))
+    streams = (
+        Stream(name=TOP_IDS, dtype="int32", width=num,
+               data=column(np.concatenate([none, top.indices.numpy()]).ravel(), "int32")),
+        Stream(name=TOP_LOGPROBS, dtype="float32", width=num,
+               data=column(np.concatenate([none, top.values.numpy()]).ravel(), "float32")),
+    )  # fmt: skip
+    return msgspec.structs.replace(sample, trajectory=msgspec.structs.replace(trajectory, streams=streams))
+
+
+TOP = {"name": "distill_top", "num": VOCAB_SIZE, "divergence": "reverse"}
+
+
+def test_the_gradient_toward_a_teachers_whole_distribution_is_that_of_autograd(
+    model_dir: Path, other_dir: Path
+) -> None:
+    model, other = load_causal_lm(model_dir), load_causal_lm(other_dir)
+    samples = make_samples(seed=4, temperature=0.7)
+    taught = [with_top(other, sample, VOCAB_SIZE) for sample in samples]
+    found = gradient_after_step(model_dir, taught, loss=TOP, token_budget=40)
+    total = torch.zeros(())
+    num_tokens = 0
+    for sample in samples:
+        ids = torch.tensor(array(sample.trajectory.token_ids, "int32").astype(np.int64))
+        mask = torch.tensor(array(sample.trajectory.mask, "uint8").astype(bool))[1:]
+        own, theirs = (
+            torch.log_softmax(each(input_ids=ids[None], use_cache=False).logits[0, :-1] / 0.7, -1)[mask]
+            for each in (model, other)
+        )
+        total = total + (own.exp() * (own - theirs.detach())).sum()
+        num_tokens += int(mask.sum())
+    torch.autograd.backward(total / num_tokens)
+    grads = dict(model.named_parameters())
+    expected = torch.cat([grads[name].grad.flatten() for name in sorted(grads)])  # type: ignore[union-attr]
+    assert float((found / found.norm() - expected / expected.norm()).norm()) < 1e-4
+
+
+def test_a_teachers_tokens_are_checked_against_the_vocabulary(model_dir: Path, other_dir: Path) -> None:
+    taught = with_top(load_causal_lm(other_dir), make_sample(), 4)
+    loss = {**TOP, "num": 4}
+    make(model_dir, loss=loss).train_step(make_batch([taught]))
+    ids, logprobs = taught.trajectory.streams
+    beyond = np.full((5, 4), VOCAB_SIZE)
+    wrong = msgspec.structs.replace(ids, data=column(beyond.ravel(), "int32"))
+    bad = msgspec.structs.replace(
+        taught, trajectory=msgspec.structs.replace(taught.trajectory, streams=(wrong, logprobs))
+    )
+    with pytest.raises(WireError, match=r"stream 'teacher_top_ids' has 24 at a trained token"):
+        make(model_dir, loss=loss).train_step(make_batch([bad]))
+    with pytest.raises(WireError, match=r"'teacher_top_ids' has 4 int32 values per token; .* reads 3 int32"):
+        make(model_dir, loss={**TOP, "num": 3}).train_step(make_batch([taught]))
+    with pytest.raises(WireError, match=r"'teacher_top_(ids|logprobs)' is missing"):
+        make(model_dir, loss=loss).train_step(make_batch([make_sample()]))
 
 
 def test_a_penalty_in_the_reward_counts_the_rest_of_the_sequence(model_dir: Path, other_dir: Path) -> None:

@@ -306,7 +306,7 @@ def test_a_function_that_does_not_answer_with_numbers_fails_the_episode(
         (RANK, {"answers": 1}, "answers = 1: 'rank' compares answers; set 2"),
         ({"use": "mine:rank", "name": "trl"}, {"answers": 1}, "answers = 1: 'mine:rank' compares"),
         (RANK, {"answers": 65}, "answers"),
-        ({**RANK, "policy": ""}, {}, "a judge is either a `policy` or the model at a `url`"),
+        ({**RANK, "policy": ""}, {}, "the model is either a `policy` or the one at a `url`"),
         ({**RANK, "prompt": "Which?"}, {}, "prompt must contain {answers}"),
         ({**RANK, "criteria": {}}, {}, "criteria"),
         ({**RANK, "criteria": {"brief": 0.0}}, {}, "criteria"),

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from astraflow import wire
+from astraflow.addons.offline.groups import MixedLearner, OfflineGroups
 from astraflow.errors import DataError
 from astraflow.losses.config import AuxiliaryConfig, OfflineConfig
 from astraflow.protocols import StepResult
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
-from astraflow.trainer.offline import MixedLearner, OfflineGroups
 from astraflow.types import Batch, MetricItem, Sample
 from astraflow.types.host_tensors import HostTensor
 from drivers.trainer_builders import make_batch, make_sample, save_model
