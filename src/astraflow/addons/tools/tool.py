@@ -12,7 +12,7 @@ so run a function that may hang in a process (`tool_process.py`).
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast, get_type_hints
@@ -62,12 +62,14 @@ class Tool:
 
     spec: ToolSpec
     function: Callable[..., object]
-    arguments: type[msgspec.Struct]
-    """The struct that checks and converts the arguments of a call."""
+    arguments: type[msgspec.Struct] | None = None
+    """The struct that checks and converts the arguments of a call; None if the function does that itself."""
     context: str = ""
     """Name of the parameter that gets the `ToolContext`; empty if there is none."""
     turns: asyncio.Semaphore | None = None
     """Limits the number of simultaneous calls. The deadline of a waiting call has not begun yet."""
+    check: Callable[[], Awaitable[None]] | None = None
+    """Called after a call that was abandoned. Raises: RolloutError if not the call, but the tool is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +145,14 @@ async def run_call(
         return ToolResult(f"error: {call.problem}", is_error=True)
     if tool is None:
         return ToolResult(f"error: no tool {call.name!r}; there are {', '.join(tools)}", is_error=True)
-    try:
-        checked = msgspec.convert(call.arguments, tool.arguments)
-    except msgspec.ValidationError as err:
-        return ToolResult(f"error: {err}", is_error=True)
-    # Pass only the arguments that the model gave; the function has its own defaults for the others.
-    given = {key: getattr(checked, key) for key in call.arguments}
+    given = dict(call.arguments)
+    if tool.arguments is not None:
+        try:
+            checked = msgspec.convert(given, tool.arguments)
+        except msgspec.ValidationError as err:
+            return ToolResult(f"error: {err}", is_error=True)
+        # Pass only the arguments that the model gave; the function has its own defaults for the others.
+        given = {key: getattr(checked, key) for key in given}
     if tool.context:
         given[tool.context] = context
     try:
@@ -160,6 +164,8 @@ async def run_call(
     except RolloutError:
         raise
     except TimeoutError:
+        if tool.check is not None:
+            await tool.check()
         return ToolResult(f"error: the call took longer than {timeout_s:g} s", is_error=True, is_late=True)
     except ToolFailedError as err:
         return ToolResult(shorten(f"error: {err}", max_chars), is_error=True)
