@@ -54,12 +54,12 @@ class McpServerConfig(Config):
 
     name: Literal["mcp"] = "mcp"
     mcp: Argument = Field(min_length=1)
-    """A command, such as `mcp-server-time --local-timezone UTC`, or the URL of a server that is already running.
-    The command is started in the sandbox, where it sees its own files and has no network."""
+    """A command, such as `mcp-server-time --local-timezone UTC`, or the URL of a server that is running. The
+    command is started in the sandbox, where it sees only its own files and has no network."""
     only: tuple[str, ...] = ()
     """Names of the tools that the model may call; empty: all."""
     per: Literal["service", "episode"] = "service"
-    """Whether the episodes of a rollout service share a server, or each has its own, with a separate state."""
+    """Whether the episodes of a rollout service share a server, or each has its own, with its own state."""
     visible: tuple[str, ...] = ()
     """Further files and folders that the command can read, e.g. `[./data]`."""
     key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
@@ -88,7 +88,9 @@ class ToolUseConfig(PolicyRoles):
     """The model may call functions, which its own chat template presents to it, until it answers."""
 
     name: Literal["tool_use"] = "tool_use"
-    tools: tuple[Annotated[ToolConfig | McpServerConfig, Field(discriminator="name")], ...] = Field(min_length=1)
+    tools: tuple[Annotated[ToolConfig | McpServerConfig, Field(discriminator="name")], ...] = Field(
+        min_length=1
+    )
     """Plain functions with annotated parameters and a docstring, and MCP servers. The model doesn't see
     parameters that `args` sets, or a parameter annotated `ToolContext`, which tells the tool its task and
     episode."""
@@ -175,7 +177,9 @@ class ToolUseConfig(PolicyRoles):
         try:
             from astraflow.addons.tools.mcp_tools import McpToolUse  # here: it needs the extra `mcp`
         except ModuleNotFoundError as err:
-            raise ConfigError(f"workflow.tools: an MCP server needs a package: {install_command('mcp')}") from err
+            raise ConfigError(
+                f"workflow.tools: an MCP server needs a package: {install_command('mcp')}"
+            ) from err
         return McpToolUse(self, self._own_tools(), private, parser=load_parser(self.parser))
 
     def _own_tools(self) -> tuple[Tool, ...]:

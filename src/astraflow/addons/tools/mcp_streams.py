@@ -1,9 +1,9 @@
 """Carries the messages of an MCP server: of a program in the sandbox, or over HTTP.
 
-    mcp.Client <--(messages)--> boxed_streams <--(the box's one open port)--> bridge <--(stdin, stdout)--> server
+    mcp.Client <--(messages)--> boxed_streams <--(the box's one open port)--> bridge <--(pipes)--> server
 
-The bridge is a small program that starts the server in its box. Lines that aren't messages are skipped, because
-many servers print some. A message that is too long is never held in memory.
+The bridge is a small program that starts the server in its box. Lines that aren't messages are skipped,
+because many servers print some. A message that is too long is never held in memory.
 """
 
 import asyncio
@@ -58,8 +58,8 @@ while part := server.stderr.read1():
     left -= os.write(2, part[:left]) if left else 0
 sys.exit(server.wait() & 255)
 """
-"""Passes on only the beginning of what a server prints as errors: a box ends a program that prints too much, and
-some servers log each call."""
+"""Passes on only the beginning of what a server prints as errors: a box ends a program that prints too much,
+and some servers log each call."""
 _Streams: TypeAlias = tuple[Any, Any]
 """The streams from which a client reads and to which it writes. Their types are private to the library."""
 
@@ -70,8 +70,8 @@ async def boxed_streams(
 ) -> AsyncGenerator[_Streams]:
     """Starts a server in a box, which ends with the block.
 
-    `visible`: further files and folders that it can read. `private`: those that it must not see. `words` gets,
-    for error messages, the first line that isn't a message, and how the server ended.
+    `visible`: further files and folders that it can read. `private`: those that it must not see. `words`
+    gets, for error messages, the first line that isn't a message, and how the server ended.
 
     Raises: ConfigError if there is no usable sandbox or no such program; SandboxError; RolloutError.
     """
@@ -151,7 +151,9 @@ async def _receive(
     with sink, suppress(OSError, anyio.BrokenResourceError):
         async for line, is_cut in _lines(reader):
             try:
-                message = _too_long(line) if is_cut else jsonrpc_message_adapter.validate_json(line, by_name=False)
+                message = (
+                    _too_long(line) if is_cut else jsonrpc_message_adapter.validate_json(line, by_name=False)
+                )
             except ValueError:
                 if line.strip() and not words:
                     words.append(f"it printed {line[:200]!r}")

@@ -2,9 +2,10 @@
 
     McpToolUse (one per service) -> McpConnection (one per service or episode) -> mcp.Client, in its own task
 
-A server's tools are listed once per service. The server itself checks the arguments of a call. The model is told
-what it can do something about: a result that is an error, wrong arguments, a result that is too long. Any other
-failure, such as a server that has ended or no longer answers, fails the episode, and the server is started again.
+A server's tools are listed once per service. The server itself checks the arguments of a call. The model is
+told about what it can correct: a result that is an error, wrong arguments, a result that is too long. Any
+other failure, such as a server that has ended or no longer answers, fails the episode, and the server is
+started again.
 """
 
 import asyncio
@@ -55,8 +56,8 @@ _MAX_SCHEMA = 1 << 16
 """Largest number of characters of a tool's schema."""
 _STARTING_S = 60.0
 _ANSWER_S = 5.0
-"""Longest time in which a server must list its tools after a call was late or failed. Some servers don't answer
-while a tool runs; they are replaced, too."""
+"""Longest time in which a server must list its tools after a call was late or failed. Some servers don't
+answer while a tool runs; they are replaced, too."""
 
 
 class McpConnection:
@@ -112,7 +113,7 @@ class McpConnection:
         return text
 
     async def check(self) -> None:
-        """Checks that the server answers. Raises: RolloutError if it doesn't; the connection is then closed."""
+        """Checks that the server answers, and else closes the connection. Raises: RolloutError."""
         owner = self._owner
         if owner is None:
             raise RolloutError(f"the connection to {self._name} was lost")
@@ -149,15 +150,15 @@ class McpConnection:
                     client = await stack.enter_async_context(Client(self._connect(), cache=None))
                 opened.set_result(client)
                 await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            opened.cancel()
-            raise
-        except Exception as err:  # noqa: BLE001 - the library raises groups of whatever a transport raises
-            problem = err if isinstance(err, Error) else RolloutError(f"{self._name}: {self._explain(err)}")
-            if opened.done():
-                _log.warning("a connection was lost: %s", problem)
-            else:
+        except BaseException as err:  # the library raises groups of whatever a transport raises
+            is_own = isinstance(err, ConfigError | RolloutError)
+            problem = err if is_own else RolloutError(f"{self._name}: {self._explain(err)}")
+            if not opened.done():
                 opened.set_exception(problem)
+            elif isinstance(err, Exception):
+                _log.warning("a connection was lost: %s", problem)
+            if not isinstance(err, Exception):
+                raise
 
     def _explain(self, error: BaseException) -> str:
         while isinstance(error, BaseExceptionGroup):
@@ -181,7 +182,9 @@ def _texts_in(result: CallToolResult) -> Iterator[str]:
 class McpToolUse:
     """The workflow of a service. Implements `OpenWorkflow`."""
 
-    def __init__(self, config: "ToolUseConfig", own: Sequence[Tool], private: tuple[Path, ...], **made: Any) -> None:
+    def __init__(
+        self, config: "ToolUseConfig", own: Sequence[Tool], private: tuple[Path, ...], **made: Any
+    ) -> None:
         """`own`: the tools that are functions. `made`: further keyword arguments of `tool_use`."""
         self._config = config
         self._own = tuple(own)
@@ -212,10 +215,12 @@ class McpToolUse:
             await connection.close()
 
     async def __call__(self, task: ScoredTask, policies: Policies) -> Rewards:
-        """Runs one episode of `tool_use`. The metric `tool_server_starts` counts starts in this service."""
+        """Runs one episode of `tool_use`. The metric `tool_server_starts` counts starts in the service."""
         async with AsyncExitStack() as ending:
             tools = list(self._own)
-            for server, connection, specs in zip(self._config.servers, self._shared, self._specs, strict=True):
+            for server, connection, specs in zip(
+                self._config.servers, self._shared, self._specs, strict=True
+            ):
                 if server.per == "episode":
                     connection = McpConnection(server, self._private)
                     ending.push_async_callback(connection.close)
@@ -246,10 +251,14 @@ def _spec(server: "McpServerConfig", tool: ListedTool) -> ToolSpec:
     try:
         parameters = msgspec.json.encode(schema).decode()
         if len(parameters) > _MAX_SCHEMA:
-            raise WireError(f"its schema has {len(parameters):,} characters; at most {_MAX_SCHEMA:,} are accepted")
-        return wire.checked(ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters))
+            raise WireError(
+                f"its schema has {len(parameters):,} characters; at most {_MAX_SCHEMA:,} are accepted"
+            )
+        return wire.checked(
+            ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters)
+        )
     except (WireError, RecursionError) as err:
         raise ConfigError(
-            f"workflow.tools: the tool {tool.name!r:.200} of {server.mcp} can't be shown to a model: {err}; leave "
-            "it out by naming the others in `only`"
+            f"workflow.tools: the tool {tool.name!r:.200} of {server.mcp} can't be shown to a model: {err}; "
+            "leave it out by naming the others in `only`"
         ) from err

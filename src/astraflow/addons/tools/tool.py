@@ -56,6 +56,10 @@ class ToolContext:
     don't share it; they get an empty dict for each call."""
 
 
+async def _works() -> None:
+    """The check of a tool that always works."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function together with the description that the model sees. Make it with `make_tool`."""
@@ -68,8 +72,16 @@ class Tool:
     """Name of the parameter that gets the `ToolContext`; empty if there is none."""
     turns: asyncio.Semaphore | None = None
     """Limits the number of simultaneous calls. The deadline of a waiting call has not begun yet."""
-    check: Callable[[], Awaitable[None]] | None = None
-    """Called after a call that was abandoned. Raises: RolloutError if not the call, but the tool is at fault."""
+    check: Callable[[], Awaitable[None]] = _works
+    """Called after a call was abandoned. Raises: RolloutError if the tool no longer works."""
+
+    def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Converts the arguments of a call. Raises: msgspec.ValidationError."""
+        if self.arguments is None:
+            return dict(arguments)
+        checked = msgspec.convert(arguments, self.arguments)
+        # Pass only the arguments that the model gave; the function has its own defaults for the others.
+        return {key: getattr(checked, key) for key in arguments}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +157,10 @@ async def run_call(
         return ToolResult(f"error: {call.problem}", is_error=True)
     if tool is None:
         return ToolResult(f"error: no tool {call.name!r}; there are {', '.join(tools)}", is_error=True)
-    given = dict(call.arguments)
-    if tool.arguments is not None:
-        try:
-            checked = msgspec.convert(given, tool.arguments)
-        except msgspec.ValidationError as err:
-            return ToolResult(f"error: {err}", is_error=True)
-        # Pass only the arguments that the model gave; the function has its own defaults for the others.
-        given = {key: getattr(checked, key) for key in given}
+    try:
+        given = tool.checked(call.arguments)
+    except msgspec.ValidationError as err:
+        return ToolResult(f"error: {err}", is_error=True)
     if tool.context:
         given[tool.context] = context
     try:
@@ -164,8 +172,7 @@ async def run_call(
     except RolloutError:
         raise
     except TimeoutError:
-        if tool.check is not None:
-            await tool.check()
+        await tool.check()
         return ToolResult(f"error: the call took longer than {timeout_s:g} s", is_error=True, is_late=True)
     except ToolFailedError as err:
         return ToolResult(shorten(f"error: {err}", max_chars), is_error=True)
