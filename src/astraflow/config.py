@@ -387,8 +387,7 @@ def _with_name(value: Any, annotation: Any, *, default: object = None) -> Any:
 
 def _is_choice(kind: Any) -> bool:
     """Returns whether a type consists only of variants."""
-    members = get_args(kind) or (kind,)
-    variants = [configs_in(member) for member in members]
+    variants = [configs_in(member) for member in get_args(kind) or (kind,)]
     return all(len(configs) == 1 and tag_of(configs[0]) is not None for configs in variants)
 
 
