@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import shlex
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -158,14 +159,17 @@ class ToolUseConfig(PolicyRoles):
         from astraflow.rollout.renderer import load_renderer  # here, because it is heavy
 
         folder, args, choice = models[name]
-        specs = asyncio.run(self._listed()) if self.servers else [tool.spec for tool in self._own_tools()]
+        with ThreadPoolExecutor(1) as pool:  # this thread may have an event loop already
+            specs = pool.submit(asyncio.run, self._listed()).result()
         try:
             load_renderer(folder, args, choice=choice).with_tools(specs)
         except RolloutError as err:
             raise ConfigError(f"policies.{name}.model = {str(folder)!r}: {err}") from err
 
     async def _listed(self) -> list[ToolSpec]:
-        """Starts the servers, only to list their tools."""
+        """Lists all tools, for which the servers are started."""
+        if not self.servers:
+            return [tool.spec for tool in self._own_tools()]
         workflow = self._with_servers(())
         try:
             await workflow.open()
