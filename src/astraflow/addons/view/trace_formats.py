@@ -18,6 +18,12 @@ __all__ = ["ChatRow", "atif_of", "function_call", "rows_of", "trace_of"]
 ChatRow: TypeAlias = dict[str, Any]
 _ATIF = "ATIF-v1.8"
 _TOKENS = ("prompt_token_ids", "token_ids", "logprobs")
+_MESSAGE = ("role", "content", "reasoning_content", "tool_call_id")
+_FUNCTION = ("name", "description", "parameters", "strict")
+
+
+def _given(mapping: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: mapping[key] for key in keys if mapping.get(key) is not None}
 
 
 # --- ATIF -----------------------------------------------------------------------------------------
@@ -180,8 +186,7 @@ def trace_of(row: ChatRow) -> dict[str, Any]:
 
 
 def _trace_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("role", "content", "reasoning_content", "tool_call_id")
-    plain = {key: message[key] for key in kept if key in message}
+    plain = _given(message, _MESSAGE)
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [{"id": call["id"], **call["function"]} for call in calls]
     return plain
@@ -199,11 +204,16 @@ def _rows_of_trace(trace: Mapping[str, Any]) -> Iterator[ChatRow]:
         "reward": sum(each["score"] * each.get("weight", 1.0) for each in rewards) if rewards else None,
         "metrics": trace.get("metrics") or {},
         **((trace.get("info") or {}).get("astraflow") or {}),
-        "tools": [{"type": "function", "function": tool} for tool in trace.get("tools") or ()],
+        "tools": [
+            {"type": "function", "function": _given(tool, _FUNCTION)} for tool in trace.get("tools") or ()
+        ],
     }
     seen: set[int] = set()
     parents = {node.get("parent") for node in nodes}
-    for leaf in (idx for idx in range(len(nodes)) if idx not in parents):
+    leaves = [idx for idx in range(len(nodes)) if idx not in parents]
+    if not leaves:
+        raise ValueError("its nodes have no last one")
+    for leaf in leaves:
         path: list[int] = []
         idx: int | None = leaf
         while idx is not None:
@@ -221,7 +231,7 @@ def _messages_of_path(
     ids: list[int] = []
     for place in path:
         node = nodes[place]
-        message = {key: value for key, value in node["message"].items() if value is not None}
+        message = _given(node["message"], (*_MESSAGE, "tool_calls"))
         if calls := message.get("tool_calls"):
             message["tool_calls"] = [
                 function_call(call["id"], call["name"], call["arguments"]) for call in calls
@@ -246,7 +256,7 @@ def rows_of(document: Mapping[str, Any]) -> list[ChatRow]:
     try:
         if str(document.get("schema_version", "")).startswith("ATIF-"):
             return list(_rows_of_atif(document))
-        if "nodes" in document and "messages" not in document:
+        if document.get("nodes") is not None and document.get("messages") is None:
             return list(_rows_of_trace(document))
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, RecursionError) as err:
         raise DataError(f"its trace can't be read: {type(err).__name__}: {err}") from err
