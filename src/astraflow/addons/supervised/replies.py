@@ -86,12 +86,15 @@ class ReplyWriter:
             return False
         asked = chat.turns[idx - 1].text if idx and chat.turns[idx - 1].role != "assistant" else ""
         said = (turn.reasoning_content or "", turn.text, *(call.name for call in turn.calls))
-        prompt, reply, plain = (
-            _letters(self._tokenizer.decode(part, skip_special_tokens=is_plain))
-            for part, is_plain in ((ids, False), (turn.token_ids, False), (turn.token_ids, True))
-        )
-        is_shown = _letters(asked) in prompt and all(_letters(each) in reply for each in said)
-        return is_shown and (any(said) or not plain)
+        prompt = self._bare(self._tokenizer.decode(turn.prompt_token_ids))
+        reply = self._bare(self._tokenizer.decode(turn.token_ids))
+        is_shown = self._bare(asked) in prompt and all(self._bare(each) in reply for each in said)
+        return is_shown and (any(said) or not reply)
+
+    def _bare(self, text: str) -> str:
+        for token in self._tokenizer.get_added_vocab():
+            text = text.replace(token, "")
+        return _letters(text)
 
     def _print(self, chat: Chat, idx: int, form: tuple[str, bool], opened: str) -> tuple[str, str]:
         """Returns what the template prints for a reply, and what it prints after any reply at this place."""

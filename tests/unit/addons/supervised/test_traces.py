@@ -69,7 +69,7 @@ def random_row(rng: random.Random) -> dict[str, Any]:
     known: list[int] = []
     for number in range(rng.randrange(1, 9)):
         role = rng.choice(["system", "user", "assistant", "assistant"])
-        text = "".join(rng.choices('ab \n\u00e9\ud83d\ude00<>{"', k=rng.randrange(9)))
+        text = "".join(rng.choices('ab \n\u00e9\U0001f600<>{"', k=rng.randrange(9)))
         message: dict[str, Any] = {"role": role, "content": text}
         messages.append(message)
         if role != "assistant":
