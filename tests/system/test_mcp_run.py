@@ -17,7 +17,7 @@ NUM_KILLS = 3
 
 
 def source(split: str) -> dict[str, Any]:
-    return {"use": "drivers.calculator_world:Products", "args": {"split": split}}
+    return {"use": "tests.drivers.calculator_world:Products", "args": {"split": split}}
 
 
 def rows(run: Started, kind: str) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def kill_server(run: Started) -> None:
     """Kills the server below the rollout service, not its bridge or box."""
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
-        for process in psutil.Process(run.pid_of("rollout-1")).children(recursive=True):
+        for process in psutil.Process(run.pid_of("rollout-0")).children(recursive=True):
             if process.cmdline()[1:2] == [str(SERVER)] or process.cmdline()[:1] == [str(SERVER)]:
                 process.kill()
                 return
@@ -86,5 +86,5 @@ def test_a_model_learns_to_ask_a_server_which_is_killed_meanwhile(runs: Runs) ->
     assert after["episode/tool_calls"] > 0.8
     starts = [row["episode/tool_server_starts"] for row in rows(run, "step")]
     assert starts[-1] == 1 + NUM_KILLS
-    failed = (run.run_dir / "logs" / "rollout-1.log").read_text().count("failed: RolloutError")
+    failed = (run.run_dir / "logs" / "rollout-0.log").read_text().count("failed: RolloutError")
     assert failed >= NUM_KILLS

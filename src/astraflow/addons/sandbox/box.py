@@ -138,7 +138,7 @@ class Box:
     async def execute(self, command: BoxCommand, *, is_forwarding: bool = True) -> CommandEnd:
         """Runs an agent program to its end. The box must have openings, and must be closed afterwards.
 
-        `is_forwarding`: whether connections to the open port are forwarded; otherwise, `connect` accepts them.
+        `is_forwarding`: whether connections to the open port are forwarded; else `connect` accepts them.
 
         Raises: SandboxError if the box failed.
         """

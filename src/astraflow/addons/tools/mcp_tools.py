@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from mcp import Client, MCPError
@@ -160,9 +160,9 @@ class McpConnection:
             if not isinstance(err, Exception):
                 raise
 
-    def _explain(self, error: BaseException) -> str:
+    def _explain(self, error: Any) -> str:
         while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+            error = cast("Any", error).exceptions[0]
         return "; ".join([str(error) or type(error).__name__, *self._words])
 
 
@@ -239,15 +239,15 @@ def _specs(server: "McpServerConfig", listed: Sequence[ListedTool]) -> list[Tool
             raise ConfigError(f"workflow.tools: {server.mcp} has no tool {name!r}{hint(name, list(found))}")
     if not server.only and len(listed) > _MAX_TOOLS:
         raise ConfigError(
-            f"workflow.tools: {server.mcp} has {len(listed)} tools, and a prompt would show all of them; name "
-            f"those to show in `only` (without it, at most {_MAX_TOOLS} are accepted)"
+            f"workflow.tools: {server.mcp} has {len(listed)} tools, and a prompt would show all of them; "
+            f"name those to show in `only` (without it, at most {_MAX_TOOLS} are accepted)"
         )
     return [_spec(server, found[name]) for name in server.only or found]
 
 
 def _spec(server: "McpServerConfig", tool: ListedTool) -> ToolSpec:
     # Templates expect `properties`, which a schema need not have. References are shown, and never followed.
-    schema = {"type": "object", "properties": {}, **tool.input_schema}
+    schema: dict[str, Any] = {"type": "object", "properties": {}, **tool.input_schema}
     try:
         parameters = msgspec.json.encode(schema).decode()
         if len(parameters) > _MAX_SCHEMA:

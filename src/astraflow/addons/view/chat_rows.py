@@ -42,7 +42,7 @@ def chat_of(trajectory: Trajectory, decode: Callable[[Sequence[int]], str]) -> C
             messages.append({"role": block.role or "user", "content": block.text})
     _match_results(messages)
     names = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
-    empty = {"type": "object", "properties": {}}
+    empty: dict[str, Any] = {"type": "object", "properties": {}}
     tools = [{"type": "function", "function": {"name": name, "parameters": empty}} for name in sorted(names)]
     return {"messages": messages, "tools": tools}
 

@@ -19,6 +19,7 @@ ChatRow: TypeAlias = dict[str, Any]
 _ATIF = "ATIF-v1.8"
 _TOKENS = ("prompt_token_ids", "token_ids", "logprobs")
 _MESSAGE = ("role", "content", "reasoning_content", "tool_call_id")
+_NONE: list[int] = []
 _FUNCTION = ("name", "description", "parameters", "strict")
 
 
@@ -93,9 +94,9 @@ def _step(message: Mapping[str, Any]) -> dict[str, Any]:
     return step
 
 
-def _rows_of_atif(document: Mapping[str, Any]) -> Iterator[ChatRow]:
+def _rows_of_atif(document: Any) -> Iterator[ChatRow]:
     """Yields the conversation of a document, and then those of its sub-agents."""
-    agent = document.get("agent") or {}
+    agent: Any = document.get("agent") or {}
     row: ChatRow = {
         "id": document.get("trajectory_id") or document.get("session_id"),
         **(document.get("extra") or {}),
@@ -108,9 +109,10 @@ def _rows_of_atif(document: Mapping[str, Any]) -> Iterator[ChatRow]:
         yield from _rows_of_atif(each)
 
 
-def _messages_of_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    results = (step.get("observation") or {}).get("results") or []
-    calls = step.get("tool_calls") or []
+def _messages_of_step(step: Any) -> Iterator[dict[str, Any]]:
+    observation: Any = step.get("observation") or {}
+    results: list[Any] = observation.get("results") or []
+    calls: list[Any] = step.get("tool_calls") or []
     if step["source"] != "agent":
         yield {"role": step["source"], "content": step["message"]}
     else:
@@ -122,7 +124,7 @@ def _messages_of_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 function_call(call["tool_call_id"], call["function_name"], json.dumps(call["arguments"]))
                 for call in calls
             ]
-        metrics = step.get("metrics") or {}
+        metrics: Any = step.get("metrics") or {}
         if metrics.get("prompt_token_ids") and metrics.get("completion_token_ids"):
             values = (metrics["prompt_token_ids"], metrics["completion_token_ids"], metrics.get("logprobs"))
             message |= {key: value for key, value in zip(_TOKENS, values, strict=True) if value}
@@ -151,9 +153,11 @@ def trace_of(row: ChatRow) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     known = 0
     for idx, message in enumerate(row["messages"]):
-        said = message.get("token_ids") or []
-        later = (each["prompt_token_ids"] for each in row["messages"][idx:] if "token_ids" in each)
-        given = next(later, [])[known:]
+        said: list[int] = message.get("token_ids") or []
+        later: Iterator[list[int]] = (
+            each["prompt_token_ids"] for each in row["messages"][idx:] if "token_ids" in each
+        )
+        given = next(later, _NONE)[known:]
         known += len(given) + len(said)
         nodes.append(
             {
@@ -192,12 +196,13 @@ def _trace_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _rows_of_trace(trace: Mapping[str, Any]) -> Iterator[ChatRow]:
+def _rows_of_trace(trace: Any) -> Iterator[ChatRow]:
     """Yields a conversation per leaf of the graph of messages. An answer is trained in the first one that has
     it."""
     nodes = trace["nodes"]
-    rewards = [reward for reward in (trace.get("rewards") or {}).values() if reward]
-    row = {
+    named: dict[str, Any] = trace.get("rewards") or {}
+    rewards = [reward for reward in named.values() if reward]
+    row: ChatRow = {
         "id": trace.get("id"),
         "role": (trace.get("agent") or {}).get("name"),
         "policy": next((call.get("model") for call in trace.get("calls") or ()), None),
@@ -224,9 +229,7 @@ def _rows_of_trace(trace: Mapping[str, Any]) -> Iterator[ChatRow]:
         yield {**row, "messages": list(_messages_of_path(nodes, path, seen))}
 
 
-def _messages_of_path(
-    nodes: Sequence[Mapping[str, Any]], path: Sequence[int], seen: set[int]
-) -> Iterator[dict[str, Any]]:
+def _messages_of_path(nodes: Any, path: Sequence[int], seen: set[int]) -> Iterator[dict[str, Any]]:
     """Yields the messages of a path. `seen`: the answers of earlier paths, which grows."""
     ids: list[int] = []
     for place in path:
@@ -236,7 +239,7 @@ def _messages_of_path(
             message["tool_calls"] = [
                 function_call(call["id"], call["name"], call["arguments"]) for call in calls
             ]
-        own = node.get("token_ids") or []
+        own: list[int] = node.get("token_ids") or []
         num_sampled = sum(node.get("mask") or ())
         if node.get("sampled") and num_sampled:
             values = ([*ids, *own[:-num_sampled]], own[-num_sampled:], node.get("logprobs"))
