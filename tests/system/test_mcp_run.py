@@ -84,7 +84,6 @@ def test_a_model_learns_to_ask_a_server_which_is_killed_meanwhile(runs: Runs) ->
     assert before["score_mean"] < 0.3, before
     assert after["score_mean"] > 0.8, after
     assert after["episode/tool_calls"] > 0.8
-    starts = [row["episode/tool_server_starts"] for row in rows(run, "step")]
-    assert starts[-1] == 1 + NUM_KILLS
+    starts = [row.get("episode/tool_server_starts", 0.0) for row in rows(run, "step")]
     failed = (run.run_dir / "logs" / "rollout-0.log").read_text().count("failed: RolloutError")
-    assert failed >= NUM_KILLS
+    assert (max(starts), failed >= NUM_KILLS) == (1.0 + NUM_KILLS, True), (starts, failed)
