@@ -79,11 +79,7 @@ def constant_length(done: float) -> float:
 
 
 def make_load(
-    steps: int,
-    constant: float,
-    mean_tokens: Callable[[float], float],
-    *,
-    longest_s: float = LONGEST_S,
+    steps: int, constant: float, mean_tokens: Callable[[float], float], *, longest_s: float = LONGEST_S
 ) -> Load:
     """Makes a load. `constant`: share of a step's time that doesn't depend on its batch. `longest_s`: seconds
     of a step at the longest lengths, which are proportional to it."""

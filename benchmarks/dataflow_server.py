@@ -94,9 +94,7 @@ async def main() -> None:
     service: DataflowService | None = None
     if sys.argv[1] == "service":
         service = make_service(
-            Path(sys.argv[2]),
-            groups_per_batch=int(sys.argv[3]),
-            max_staleness=int(sys.argv[4]),
+            Path(sys.argv[2]), groups_per_batch=int(sys.argv[3]), max_staleness=int(sys.argv[4])
         )
         await service.start()
     app = TokenAuth(service.app, {}) if service else make_bare_app()

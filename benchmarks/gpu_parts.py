@@ -31,29 +31,25 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
-_IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+_SAME = {"head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True}
 SIZES: dict[str, dict[str, Any]] = {
-    "1.7b": {
-        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
-    },
-    "4b": {
-        "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
-    },
-    "8b": {
-        "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": False,
-    },
-    "tiny": {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 128, "tie_word_embeddings": True,
-    },
-    "small": {  # the least that vLLM computes on a CPU
-        "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 128, "tie_word_embeddings": False,
-    },
-}  # fmt: skip
+    name: dict(zip(_SIZES, sizes, strict=True)) | _SAME | others
+    for name, sizes, others in (
+        ("1.7b", (2048, 6144, 28, 16, 8), {}),
+        ("4b", (2560, 9728, 36, 32, 8), {}),
+        ("8b", (4096, 12_288, 36, 32, 8), {"tie_word_embeddings": False}),
+        ("tiny", (32, 64, 2, 4, 2), {"head_dim": 8, "vocab_size": 128}),
+        # the least that vLLM computes on a CPU
+        ("small", (64, 64, 2, 2, 1), {"head_dim": 32, "vocab_size": 128, "tie_word_embeddings": False}),
+    )
+}
 
 
 def find_device(is_tiny: bool) -> str:
@@ -73,7 +69,8 @@ def skipped(phase: str, needs: str) -> dict[str, float]:
 
 
 def _config(size: str) -> Qwen3Config:
-    return Qwen3Config(**_IDS, **SIZES[size], max_position_embeddings=40_960)
+    ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+    return Qwen3Config(**ids, **SIZES[size], max_position_embeddings=40_960)
 
 
 def random_model(size: str, device: str, dtype: torch.dtype) -> Qwen3ForCausalLM:

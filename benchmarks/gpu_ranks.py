@@ -21,15 +21,7 @@ from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from batches import make_batch, make_samples
-from gpu_parts import (
-    SIZES,
-    find_device,
-    random_model,
-    seconds_of,
-    skipped,
-    timed,
-    version_folder,
-)
+from gpu_parts import SIZES, find_device, random_model, seconds_of, skipped, timed, version_folder
 from harness import OwnMemory
 
 __all__ = ["ranks"]

@@ -11,14 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from astraflow.addons.lending.decision import (
-    Crew,
-    Side,
-    SwitchTimes,
-    TrainerView,
-    choose_side,
-    num_joining,
-)
+from astraflow.addons.lending.decision import Crew, Side, SwitchTimes, TrainerView, choose_side, num_joining
 from astraflow.dataflow.core.commands import LeaseView
 from schedule_run import OWNER, Episode, Trainer, VirtualRun
 from schedules import NUM_SLOTS, SPARE, Schedule, Work
@@ -52,13 +45,7 @@ class LendingRun(VirtualRun):
     """One run with lending. Example: `LendingRun(LENDING, Work(), steps=20, switch_s=3.0).run().wall_s`."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        work: Work,
-        *,
-        steps: int,
-        seed: int = 0,
-        switch_s: float = 0.0,
+        self, schedule: Schedule, work: Work, *, steps: int, seed: int = 0, switch_s: float = 0.0
     ) -> None:
         super().__init__(schedule, work, steps=steps, seed=seed, switch_s=switch_s)
         self._is_on = [True] * len(self._pool)

@@ -155,11 +155,7 @@ def measure(cell: Cell, key: Key, steps: int) -> Found:
     else:
         work_frac = work_bound_s(run, work, (begin, end)) / use.at_s
         step_s = use.at_s / num
-    return Found(
-        step_s=step_s,
-        work_frac=work_frac,
-        idle_frac=use.idle_frac(NUM_DEVICES),
-    )
+    return Found(step_s=step_s, work_frac=work_frac, idle_frac=use.idle_frac(NUM_DEVICES))
 
 
 class Sweep:

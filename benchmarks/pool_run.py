@@ -148,14 +148,7 @@ class PoolRun:
     """One run. Example: `PoolRun(load, cluster).run().wall_s`."""
 
     # size: everything that a simulated run consists of
-    def __init__(
-        self,
-        load: Load,
-        cluster: ClusterConfig,
-        *,
-        num_services: int = 1,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, load: Load, cluster: ClusterConfig, *, num_services: int = 1, seed: int = 0) -> None:
         self._load = load
         self._sizer = PoolSizer(cluster)
         self._shares = WaitShares(cluster.pool.window_s)

@@ -232,11 +232,7 @@ async def compare(race: Race, args: argparse.Namespace, work: Path) -> dict[str,
     rates = [base_rate] if args.quick else [base_rate * factor for factor in args.rates]
     seeds = args.seeds[:1] if args.quick else args.seeds
     evaluator = Evaluator(
-        judged,
-        setting.policy,
-        num_tasks=race.num_tasks,
-        samples=race.samples,
-        temperature=race.temperature,
+        judged, setting.policy, num_tasks=race.num_tasks, samples=race.samples, temperature=race.temperature
     )
     curves: list[Curve] = []
     for seed in seeds:  # all rows have a first seed before any has a second

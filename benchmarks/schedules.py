@@ -99,10 +99,7 @@ class Work:
         alone = self.tail * TOKENS_PER_S
         if self.tail == 1.0:
             return {"tokens_per_s": alone, "max_tokens_per_s": 0.0}
-        return {
-            "tokens_per_s": alone,
-            "max_tokens_per_s": NUM_SLOTS / (1 / TOKENS_PER_S - 1 / alone),
-        }
+        return {"tokens_per_s": alone, "max_tokens_per_s": NUM_SLOTS / (1 / TOKENS_PER_S - 1 / alone)}
 
     def num_tokens(self, idx: int, rng: random.Random) -> int:
         """Draws the length of a policy's completion."""

@@ -215,14 +215,7 @@ async def serve(stop: asyncio.Event, settings: dict[str, Any]) -> None:
         recipe["rollout"]["engine"] |= settings["engine"]
         recipe["rollout"] |= settings["rollout"]
         parsed = parse_config(recipe, Recipe)
-        await run_rollout(
-            link,
-            stop,
-            parsed,
-            info,
-            cache_dir=Path(settings["cache"]),
-            name=settings["name"],
-        )
+        await run_rollout(link, stop, parsed, info, cache_dir=Path(settings["cache"]), name=settings["name"])
     finally:
         await client.close()
 
