@@ -20,7 +20,6 @@ _ATIF = "ATIF-v1.8"
 _TOKENS = ("prompt_token_ids", "token_ids", "logprobs")
 _MESSAGE = ("role", "content", "reasoning_content", "tool_call_id")
 _NONE: list[int] = []
-_FUNCTION = ("name", "description", "parameters", "strict")
 
 
 def _given(mapping: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -209,9 +208,7 @@ def _rows_of_trace(trace: Any) -> Iterator[ChatRow]:
         "reward": sum(each["score"] * each.get("weight", 1.0) for each in rewards) if rewards else None,
         "metrics": trace.get("metrics") or {},
         **((trace.get("info") or {}).get("astraflow") or {}),
-        "tools": [
-            {"type": "function", "function": _given(tool, _FUNCTION)} for tool in trace.get("tools") or ()
-        ],
+        "tools": [{"type": "function", "function": _function(tool)} for tool in trace.get("tools") or ()],
     }
     seen: set[int] = set()
     parents = {node.get("parent") for node in nodes}
@@ -227,6 +224,11 @@ def _rows_of_trace(trace: Any) -> Iterator[ChatRow]:
             if idx is not None and idx >= path[0]:
                 raise ValueError(f"node {path[0]} comes before its parent {idx}")
         yield {**row, "messages": list(_messages_of_path(nodes, path, seen))}
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = _given(tool, ("name", "description", "parameters", "strict"))
+    return {key: value for key, value in function.items() if value != ""}  # the library's default
 
 
 def _messages_of_path(nodes: Any, path: Sequence[int], seen: set[int]) -> Iterator[dict[str, Any]]:
