@@ -87,7 +87,8 @@ class McpConnection:
 
     async def close(self) -> None:
         """Ends the connection, and a server in the sandbox."""
-        owner, self._owner = self._owner, None
+        owner = self._owner
+        self._owner = None  # before it has ended, so that the next call starts another one
         if owner is not None:
             owner.cancel()
             await asyncio.wait({owner})
