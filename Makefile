@@ -151,6 +151,12 @@ $(VENV)/.dense: $(VENV)/.test
 	  || { rm -rf .venv-openenv; exit 1; }
 	@touch $@
 
+# An MCP server, whose library is older than ours.
+.venv-mcp: tests/interop/mcp.txt
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check -r $< || { rm -rf $@; exit 1; }
+	@touch $@
+
 # Harbor, which needs Python 3.12, with this package beside it. Where there is no such Python, its tests are skipped.
 .venv-harbor: tests/interop/harbor.txt
 	@if python=$$($(PYTHON) tools/find_python.py 3.12); then \
@@ -181,7 +187,7 @@ test-browser: $(VENV)/.test web/node_modules
 test-vllm: $(VENV)/.test .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
-interop: $(VENV)/.test .venv-agents/openai-3 .venv-harbor .venv-openenv .venv-verifiers
+interop: $(VENV)/.test .venv-agents/openai-3 .venv-harbor .venv-mcp .venv-openenv .venv-verifiers
 	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS)
 
 test-ray: $(VENV)/.ray
@@ -213,7 +219,7 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && $(NPM) run --silent build
 
-test-all: web/node_modules $(VENV)/.dense $(VENV)/.megatron $(VENV)/.ray .venv-agents .venv-harbor .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
+test-all: web/node_modules $(VENV)/.dense $(VENV)/.megatron $(VENV)/.ray .venv-agents .venv-harbor .venv-k8s .venv-mcp .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.test

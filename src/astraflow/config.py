@@ -351,7 +351,7 @@ def _with_names(mapping: Mapping[str, Any], config_type: type[BaseModel]) -> Jso
 
     `train.backend.device=cuda:0` alone changes a key of the default backend. `loss: gspo` is short for
     `loss: {name: gspo}`, `reward: my_rewards:score` for `reward: {use: my_rewards:score}`, and `{use: ...}`
-    for `{name: use, use: ...}`.
+    for `{name: use, use: ...}`, as for other variants with a key of their own name.
     """
     named = dict(mapping)
     for key, field in config_type.model_fields.items():
@@ -377,8 +377,9 @@ def _with_name(value: Any, annotation: Any, *, default: object = None) -> Any:
         return value
     section = cast("JsonMap", value)
     if "name" not in section:
-        if "use" in section and (len(choices) > 1 or any(tag_of(choice) == "use" for choice in choices)):
-            section = {"name": "use", **section}
+        tags = ["use"] * (len(choices) > 1) + [t for c in choices if (t := tag_of(c)) in c.model_fields]
+        if short := [tag for tag in tags if tag in section]:
+            section = {"name": short[0], **section}
         elif len(choices) > 1 and isinstance(default, Config):
             section = {"name": tag_of(type(default)), **section}
     fitting = [c for c in choices if len(choices) == 1 or tag_of(c) == section.get("name")]
@@ -387,8 +388,7 @@ def _with_name(value: Any, annotation: Any, *, default: object = None) -> Any:
 
 def _is_choice(kind: Any) -> bool:
     """Returns whether a type consists only of variants."""
-    members = get_args(kind) or (kind,)
-    variants = [configs_in(member) for member in members]
+    variants = [configs_in(member) for member in get_args(kind) or (kind,)]
     return all(len(configs) == 1 and tag_of(configs[0]) is not None for configs in variants)
 
 

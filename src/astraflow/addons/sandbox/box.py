@@ -31,7 +31,7 @@ from astraflow.addons.sandbox.inside.enter import Plan, boot_code
 from astraflow.addons.sandbox.inside.program import BOX_FOLDER, FOLDER, STDIN_PATHS
 from astraflow.addons.sandbox.interpreter import Interpreter
 from astraflow.addons.sandbox.openings import NO_OPENINGS, Openings
-from astraflow.addons.sandbox.passage import passage
+from astraflow.addons.sandbox.passage import accepted, passage
 from astraflow.addons.sandbox.verdict import (
     BoxLimits,
     Kind,
@@ -135,8 +135,10 @@ class Box:
             raise SandboxError(f"a program could not be started in its box: {report.problem}")
         return verdict_of(report, limits, stdout, stderr)
 
-    async def execute(self, command: BoxCommand) -> CommandEnd:
+    async def execute(self, command: BoxCommand, *, is_forwarding: bool = True) -> CommandEnd:
         """Runs an agent program to its end. The box must have openings, and must be closed afterwards.
+
+        `is_forwarding`: whether connections to the open port are forwarded; else `connect` accepts them.
 
         Raises: SandboxError if the box failed.
         """
@@ -150,7 +152,7 @@ class Box:
             "kept": command.kept,
             "result": command.result,
         }
-        async with passage(self._port, self._gateway):
+        async with passage(self._port, self._gateway) if is_forwarding else contextlib.nullcontext():
             program_report, (stdout, stderr, report) = await self._answer(
                 {"is_command": True, "limits": dataclasses.asdict(limits), "files": list(command.files)},
                 [json.dumps(spec).encode(), command.stdin, *command.files.values()],
@@ -170,6 +172,12 @@ class Box:
             is_full=program_report.is_full,
             unstartable=program_report.problem,
         )
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Accepts the next connection to the open port of the box."""
+        assert self._port is not None
+        self._port.setblocking(False)
+        return await asyncio.open_connection(sock=await accepted(self._port))
 
     async def _answer(
         self, head: Mapping[str, Any], parts: Sequence[bytes], limits: BoxLimits | CommandLimits

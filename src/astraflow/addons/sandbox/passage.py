@@ -15,7 +15,7 @@ from functools import partial
 
 from astraflow.service.readable import until_readable
 
-__all__ = ["passage"]
+__all__ = ["accepted", "passage"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +46,12 @@ async def _serve(listener: socket.socket, port: int) -> None:
     async with asyncio.TaskGroup() as connections:
         while True:
             await free.acquire()
-            inside = await _accepted(listener)
+            inside = await accepted(listener)
             passing = connections.create_task(_pass_on(inside, port))
             passing.add_done_callback(partial(_ended, inside, free))
 
 
-async def _accepted(listener: socket.socket) -> socket.socket:
+async def accepted(listener: socket.socket) -> socket.socket:
     """Waits for the next connection and returns it.
 
     `loop.sock_accept` isn't used: if its caller is cancelled just as a connection arrives, it leaves this

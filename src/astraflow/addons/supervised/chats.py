@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from astraflow import wire
 from astraflow.addons.data_sets.config import HubSourceConfig
 from astraflow.addons.data_sets.hub_rows import load_rows
+from astraflow.addons.view.trace_formats import rows_of
 from astraflow.errors import DataError, WireError
 from astraflow.tasks.sources import ListSource
 from astraflow.types import Task, ToolSpec
@@ -78,6 +79,9 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     train: bool | None = None
     weight: float | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    """The tokens of the assistant's reply and its end, if they are known with those of the whole prompt."""
 
     @property
     def text(self) -> str:
@@ -103,16 +107,19 @@ def read_chats(config: "MessagesSourceConfig", *, name: str) -> ListSource:
     is_json = config.path.endswith((".json", ".jsonl"))
     tasks: list[Task] = []
     unfit: dict[Unfit, list[str]] = {}
+    num_rows = 0
     for number, row in enumerate(load_rows(data_set), start=1):
         try:
-            chat = chat_of_row(row if is_json else _without_missing(row), only_last=config.train == "last")
-            asked = next((turn.text for turn in chat.turns if turn.role == "user"), "")
-            spec = msgspec.json.encode(chat).decode()
-            tasks.append(wire.checked(Task(id=f"{name}/{number - 1}", source=name, prompt=asked, spec=spec)))
-        except (UnfitRowError, WireError) as err:
+            rows = rows_of(row if is_json else _without_missing(row))
+            chats = [chat_of_row(each, only_last=config.train == "last") for each in rows]
+            found = [_task(name, number, part, chat) for part, chat in enumerate(chats)]
+        except (DataError, WireError) as err:
             kind: Unfit = err.kind if isinstance(err, UnfitRowError) else "bad_message"
             unfit.setdefault(kind, []).append(f"row {number}: {err}")
-    total = len(tasks) + sum(map(len, unfit.values()))
+        else:
+            num_rows += 1
+            tasks += found
+    total = num_rows + sum(map(len, unfit.values()))
     for kind, rows in unfit.items():
         named = "; ".join(rows[:_MOST_NAMED]) + ("; ..." if len(rows) > _MOST_NAMED else "")
         _log.warning("%s: %d of %d rows are left out (%s): %s", config.path, len(rows), total, kind, named)
@@ -120,6 +127,14 @@ def read_chats(config: "MessagesSourceConfig", *, name: str) -> ListSource:
         first = next((rows[0] for rows in unfit.values()), "it has no rows")
         raise DataError(f"{config.path} has no conversation that can be learned: {first}")
     return ListSource(tasks)
+
+
+def _task(name: str, number: int, part: int, chat: Chat) -> Task:
+    """Makes the task of a row's conversation number `part`. Raises: WireError if it is too long."""
+    asked = next((turn.text for turn in chat.turns if turn.role == "user"), "")
+    spec = msgspec.json.encode(chat).decode()
+    place = f"{number - 1}.{part}" if part else str(number - 1)
+    return wire.checked(Task(id=f"{name}/{place}", source=name, prompt=asked, spec=spec))
 
 
 def _without_missing(value: Any) -> Any:
@@ -208,9 +223,16 @@ def _read_turn(turn: Turn, at: str, num_calls: int) -> Turn:
     ]
     if turn.function_call or (calls and turn.role != "assistant"):
         raise UnfitRowError("bad_calls", f"{at} has calls that aren't `tool_calls` of the assistant")
-    if turn.role == "assistant" and not calls and not text.strip():
+    if turn.role == "assistant" and not calls and not text.strip() and not turn.token_ids:
         raise UnfitRowError("empty_turn", f"{at} is empty")
-    return Turn(role=turn.role, content=text, reasoning_content=reasoning or None, tool_calls=calls or None)
+    return Turn(
+        role=turn.role,
+        content=text,
+        reasoning_content=reasoning or None,
+        tool_calls=calls or None,
+        prompt_token_ids=turn.prompt_token_ids,
+        token_ids=turn.token_ids,
+    )
 
 
 def _read_call(call: Function, at: str) -> Function:

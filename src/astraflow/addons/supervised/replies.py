@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from astraflow.addons.supervised.chats import Chat, Function, Turn, UnfitRowError
 from astraflow.errors import DataError
@@ -75,6 +76,26 @@ class ReplyWriter:
             "refused_by_template", f"the chat template doesn't print message {idx + 1} (assistant): {problem}"
         )
 
+    def has_tokens(self, chat: Chat, idx: int) -> bool:
+        """Whether turn `idx` comes with tokens, and they are those of this policy's tokenizer."""
+        turn = chat.turns[idx]
+        if not turn.prompt_token_ids or not turn.token_ids:
+            return False
+        ids = (*turn.prompt_token_ids, *turn.token_ids)
+        if min(ids) < 0 or max(ids) >= len(self._tokenizer):
+            return False
+        asked = chat.turns[idx - 1].text if idx and chat.turns[idx - 1].role != "assistant" else ""
+        said = (turn.reasoning_content or "", turn.text, *(call.name for call in turn.calls))
+        prompt = self._bare(self._tokenizer.decode(turn.prompt_token_ids))
+        reply = self._bare(self._tokenizer.decode(turn.token_ids))
+        is_shown = self._bare(asked) in prompt and all(self._bare(each) in reply for each in said)
+        return is_shown and (any(said) or not reply)
+
+    def _bare(self, text: str) -> str:
+        for token in self._tokenizer.get_added_vocab():
+            text = text.replace(token, "")
+        return _letters(text)
+
     def _print(self, chat: Chat, idx: int, form: tuple[str, bool], opened: str) -> tuple[str, str]:
         """Returns what the template prints for a reply, and what it prints after any reply at this place."""
         turn = chat.turns[idx]
@@ -120,7 +141,8 @@ class ReplyWriter:
 def _message(turn: Turn, form: tuple[str, bool]) -> dict[str, Any]:
     """Writes a message as templates take it."""
     calls, is_inline = form
-    message: dict[str, Any] = {"content": "", **msgspec.to_builtins(turn)}
+    bare = replace(turn, prompt_token_ids=None, token_ids=None)
+    message: dict[str, Any] = {"content": "", **msgspec.to_builtins(bare)}
     if is_inline and turn.reasoning_content:
         message["content"] = f"<think>\n{turn.reasoning_content}\n</think>\n\n{turn.content}"
     if "%s" in calls:
@@ -141,8 +163,10 @@ def _json(value: object) -> str:
 
 def _shows(body: str, turn: Turn) -> bool:
     """Whether a text has the reasoning and then the content of a turn. White space is ignored."""
-    text, reasoning, content = (
-        "".join(each.split()) for each in (body, turn.reasoning_content or "", turn.text)
-    )
+    text, reasoning, content = map(_letters, (body, turn.reasoning_content or "", turn.text))
     start = text.find(reasoning)
     return start >= 0 and content in text[start + len(reasoning) :]
+
+
+def _letters(text: str) -> str:
+    return "".join(text.split())

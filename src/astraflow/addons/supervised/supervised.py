@@ -55,7 +55,7 @@ class Supervised:
         try:
             opened = policy_at(policies, self._policy, 0).conversation(tools=chat.tools)
             assert isinstance(opened, RecordedConversation)
-            replies = await self._write(opened.hosted, chat)
+            replies = await self._write(opened.hosted, chat, rewards)
         except (UnfitRowError, RolloutError) as err:
             if isinstance(err, RolloutError) and err.is_retryable:
                 raise
@@ -69,8 +69,11 @@ class Supervised:
         rewards.add_metric("left_out", 0.0, "sum")
         return rewards
 
-    async def _write(self, hosted: HostedPolicy, chat: Chat) -> list[_Reply]:
-        """Writes the trained replies. Raises: UnfitRowError or RolloutError if the row doesn't fit."""
+    async def _write(self, hosted: HostedPolicy, chat: Chat, rewards: Rewards) -> list[_Reply]:
+        """Writes the trained replies, and counts those whose tokens are another tokenizer's.
+
+        Raises: UnfitRowError or RolloutError if the row doesn't fit.
+        """
         writer = self._writers.get(hosted.info.name)
         if writer is None:
             if hosted.model_dir is None:
@@ -81,17 +84,26 @@ class Supervised:
         said = Transcript()
         new: list[Message] = []
         replies: list[_Reply] = []
+        known = {idx for idx in range(len(chat.turns)) if writer.has_tokens(chat, idx)}
+        num_given = sum(turn.token_ids is not None for turn in chat.turns)
+        rewards.add_metric("retokenized", num_given - len(known), "sum")
         for idx, turn in enumerate(chat.turns):
-            if turn.role != "assistant":
+            if turn.role != "assistant" or (
+                not turn.train and idx not in known and idx < max(known, default=-1)
+            ):
                 new.append(Message(role=turn.role, content=turn.text, name=turn.name or ""))
                 continue
-            prompt = await render_prompt(hosted, said, tuple(new))
-            tag, _ = hosted.read(prompt.token_ids, ())
-            if not prompt.token_ids:
-                raise UnfitRowError("refused_by_template", f"message {idx + 1} (assistant) has no prompt")
-            write = partial(writer.reply, chat, idx, tag, hosted.call_format)
-            is_long = len(prompt.token_ids) > _LONG
-            ids = await asyncio.to_thread(write) if is_long else write()
+            if idx in known:
+                prompt = Transcript((*said.messages, *new), tuple(turn.prompt_token_ids or ()))
+                ids = tuple(turn.token_ids or ())
+            else:
+                prompt = await render_prompt(hosted, said, tuple(new))
+                tag, _ = hosted.read(prompt.token_ids, ())
+                if not prompt.token_ids:
+                    raise UnfitRowError("refused_by_template", f"message {idx + 1} (assistant) has no prompt")
+                write = partial(writer.reply, chat, idx, tag, hosted.call_format)
+                is_long = len(prompt.token_ids) > _LONG
+                ids = await asyncio.to_thread(write) if is_long else write()
             reply = Message(role="assistant", content=hosted.read(prompt.token_ids, ids)[1])
             said = Transcript((*prompt.messages, reply), (*prompt.token_ids, *ids), prompt.media)
             new = []
@@ -110,7 +122,7 @@ class Supervised:
         if task_id not in self._named:
             self._named.add(task_id)
             source, _, idx = task_id.rpartition("/")
-            _log.warning("%s: row %d is left out (%s): %s", source, int(idx) + 1, kind, err)
+            _log.warning("%s: row %d is left out (%s): %s", source, int(idx.partition(".")[0]) + 1, kind, err)
 
 
 async def _record(opened: RecordedConversation, replies: list[_Reply]) -> _Floats:

@@ -12,7 +12,7 @@ so run a function that may hang in a process (`tool_process.py`).
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast, get_type_hints
@@ -56,18 +56,32 @@ class ToolContext:
     don't share it; they get an empty dict for each call."""
 
 
+async def _works() -> None:
+    """The check of a tool that always works."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function together with the description that the model sees. Make it with `make_tool`."""
 
     spec: ToolSpec
     function: Callable[..., object]
-    arguments: type[msgspec.Struct]
-    """The struct that checks and converts the arguments of a call."""
+    arguments: type[msgspec.Struct] | None = None
+    """The struct that checks and converts the arguments of a call; None if the function does that itself."""
     context: str = ""
     """Name of the parameter that gets the `ToolContext`; empty if there is none."""
     turns: asyncio.Semaphore | None = None
     """Limits the number of simultaneous calls. The deadline of a waiting call has not begun yet."""
+    check: Callable[[], Awaitable[None]] = _works
+    """Called after a call was abandoned. Raises: RolloutError if the tool no longer works."""
+
+    def checked(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Converts the arguments of a call. Raises: msgspec.ValidationError."""
+        if self.arguments is None:
+            return dict(arguments)
+        checked = msgspec.convert(arguments, self.arguments)
+        # Pass only the arguments that the model gave; the function has its own defaults for the others.
+        return {key: getattr(checked, key) for key in arguments}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +158,9 @@ async def run_call(
     if tool is None:
         return ToolResult(f"error: no tool {call.name!r}; there are {', '.join(tools)}", is_error=True)
     try:
-        checked = msgspec.convert(call.arguments, tool.arguments)
+        given = tool.checked(call.arguments)
     except msgspec.ValidationError as err:
         return ToolResult(f"error: {err}", is_error=True)
-    # Pass only the arguments that the model gave; the function has its own defaults for the others.
-    given = {key: getattr(checked, key) for key in call.arguments}
     if tool.context:
         given[tool.context] = context
     try:
@@ -160,6 +172,7 @@ async def run_call(
     except RolloutError:
         raise
     except TimeoutError:
+        await tool.check()
         return ToolResult(f"error: the call took longer than {timeout_s:g} s", is_error=True, is_late=True)
     except ToolFailedError as err:
         return ToolResult(shorten(f"error: {err}", max_chars), is_error=True)

@@ -50,7 +50,14 @@ def episodes(  # size: one parameter per filter
     error: Annotated[str, _filter("Class of the failure; `any` or `none`.")] = "",
     fate: Annotated[str, _filter("Fate of the group: trained, filtered, stale, ..., or live.")] = "",
     limit: Annotated[int, typer.Option(help="Most episodes; the newest come first.", min=1, max=MOST)] = 20,
-    form: Annotated[str, typer.Option("--format", help="table, jsonl or parquet.")] = "table",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "--export",
+            help="table, jsonl, parquet, or a trace: atif, trace (of verifiers), messages.",
+        ),
+    ] = "table",
     out: Annotated[Path | None, typer.Option(help="File to write. Default: standard output.")] = None,
     show: Annotated[
         int,

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from astraflow.addons.view.episode import EpisodeView, episode_view
-from astraflow.addons.view.export import exported, json_line, load_pyarrow, write_parquet
+from astraflow.addons.view.export import TRACES, chats, exported, json_line, load_pyarrow, write_parquet
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.index import RunIndex, run_id_of
 from astraflow.addons.view.lazy_viewer import free_listener
@@ -42,7 +42,7 @@ __all__ = [
     "write_report",
 ]
 
-_FORMATS = ("table", "jsonl", "parquet")
+_FORMATS = ("table", "jsonl", "parquet", *TRACES)
 _PLAIN_WIDTH = 180
 
 
@@ -121,6 +121,9 @@ def _write(database: sqlite3.Connection, index: RunIndex, filters: EpisodeFilter
                 num = print_table(rows, Console(file=file, width=None if file.isatty() else _PLAIN_WIDTH))
         case "jsonl":
             num = _write_lines(rows, output.out)
+        case form if form in TRACES:
+            found = chats(database, index.folder, filters, limit=output.limit)
+            num = _write_lines(TRACES[form](found), output.out)
         case _:
             num = write_parquet(rows, Path(output.out or ""))
     where = f" to {output.out}" if output.out else ""

@@ -1,9 +1,10 @@
-"""Exports episodes as JSONL and Parquet: the rows of the index, with the text of each episode."""
+"""Exports episodes: rows of the index with the text of each episode, or traces for other systems."""
 
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import groupby
 from operator import itemgetter
@@ -11,16 +12,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from astraflow import wire
+from astraflow.addons.view.chat_rows import chat_of
 from astraflow.addons.view.filters import EpisodeFilter
 from astraflow.addons.view.search import EpisodeDict, all_found
 from astraflow.addons.view.stored_episodes import StoredEpisodes
 from astraflow.addons.view.token_text import TokenText
+from astraflow.addons.view.trace_formats import ChatRow, atif_of, trace_of
 from astraflow.addons.view.word_search import WordSearch
 from astraflow.errors import ConfigError, Error
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Message, Trajectory
 
-__all__ = ["EPISODE_COLUMNS", "exported", "json_line", "load_pyarrow", "write_parquet"]
+__all__ = ["EPISODE_COLUMNS", "TRACES", "chats", "exported", "json_line", "load_pyarrow", "write_parquet"]
 
 _ROW_GROUP = 1000
 EPISODE_COLUMNS = {
@@ -55,6 +58,21 @@ EPISODE_COLUMNS = {
     "metrics": "string",
 }
 """Column -> its type in Parquet."""
+_NOT_IN_CHATS = ("id", "tokens", "trained_tokens", "turns")
+_EPISODE = ("kind", "group", "episode", "attempt")
+
+
+def _as_atif(rows: Iterable[ChatRow]) -> Iterator[ChatRow]:
+    for _, parts in groupby(rows, key=itemgetter(*_EPISODE)):
+        yield atif_of(sorted(parts, key=itemgetter("part")))
+
+
+TRACES: dict[str, Callable[[Iterable[ChatRow]], Iterable[ChatRow]]] = {
+    "atif": _as_atif,
+    "messages": iter,
+    "trace": partial(map, trace_of),
+}
+"""Format -> what makes its documents of the rows of `chats`."""
 
 
 def exported(
@@ -90,6 +108,30 @@ def exported(
                 "messages": [_plain(message) for message in messages],
                 "metrics": stored.result(row)[0],
             }
+
+
+def chats(
+    database: sqlite3.Connection, folder: RunFolder, filters: EpisodeFilter, *, limit: int
+) -> Iterator[ChatRow]:
+    """Yields up to `limit` episodes, newest first, as rows of messages, with tokens if they are available.
+
+    Episodes of which neither tokens nor messages are left are skipped. Raises: sqlite3.Error.
+    """
+    texts = TokenText(folder)
+    with StoredEpisodes(database, folder.journal) as stored:
+        words = WordSearch(database, stored, texts)
+        for row in all_found(database, filters, limit=limit, words=words):
+            chat: ChatRow = {}
+            with contextlib.suppress(Error):
+                chat = {"messages": [_plain(message) for message in stored.messages(row["id"])], "tools": []}
+            with contextlib.suppress(Error):
+                if (trajectory := stored.tokens(row["id"])) is not None:
+                    chat = chat_of(trajectory, partial(texts.text, trajectory.policy))
+            if chat.get("messages"):
+                place = f"{row['kind']}/{row['group']}.{row['episode']}.{row['attempt']}/{row['part']}"
+                rest = {k: v for k, v in row.items() if v is not None and k not in _NOT_IN_CHATS}
+                name = folder.path.resolve().name
+                yield {"id": f"{name}/{place}", **chat, **rest, "metrics": stored.result(row)[0]}
 
 
 def _plain(message: Message) -> dict[str, str]:

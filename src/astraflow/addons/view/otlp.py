@@ -103,7 +103,10 @@ class Collector:
             context=self._context(span.trace_id, span.span_id),
             parent=self._context(span.trace_id, span.parent_id) if span.parent_id else None,
             resource=self._resource(span.service),
-            attributes={f"astraflow.{name}": value for name, value in span.attributes.items()},
+            attributes={
+                name if name.startswith("gen_ai.") else f"astraflow.{name}": value
+                for name, value in span.attributes.items()
+            },
             instrumentation_scope=self._scope,
             status=self._trace.Status(codes.ERROR if span.is_error else codes.UNSET),
             start_time=round(span.start_s * 1e9),

@@ -3,16 +3,20 @@
     episode (dataflow)  from the draw of its group until its last fate
       attempt (a rollout service)  from the lease until its result or failure
         workflow (the same)        the duration that the service reports for the episode
+          invoke_agent ROLE        the same, for each trajectory
       table POLICY (dataflow)      from the completion of the group until a batch takes it
       step POLICY (a trainer)      from then until the step is committed
 
 The journal has all this data, so services measure nothing for traces, and a run can be traced after it has
 ended. Ids are derived from the run and the episode, so exporting a run twice sends the same spans.
+
+Attributes `gen_ai.*` are those of OpenTelemetry's conventions for generative AI, version 0.1.0
+(https://github.com/open-telemetry/semantic-conventions-genai); all others are AstraFlow's own.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from astraflow.addons.view.groups import LeaseId, lease_of
 from astraflow.addons.view.schema import TRAIN
@@ -25,6 +29,7 @@ from astraflow.dataflow.core.commands import (
     LeaseIssued,
     RecordResult,
     ResultDropped,
+    TrajectoryMeta,
 )
 from astraflow.dataflow.journal.records import Record, decode_commands, decode_events
 from astraflow.types import Failure
@@ -35,7 +40,7 @@ _MAX_OPEN = 50_000
 """Maximum number of unfinished groups. If there are more, the oldest are not traced to their end."""
 _MAX_LEASES = 200_000
 
-Value = str | int | float
+Value = str | int | float | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +135,21 @@ class TraceMaker:
         attempt = self._span(lease, f"attempt {lease.attempt}", worker_id, (issued_s, at_s), attributes)
         began_s = max(issued_s, at_s - facts.duration_s)
         yield attempt
-        yield self._span(
-            lease, f"workflow {lease.attempt}", worker_id, (began_s, at_s), {}, parent=attempt.span_id
+        operation: dict[str, Value] = {"gen_ai.operation.name": "invoke_workflow"}
+        workflow = self._span(
+            lease, f"workflow {lease.attempt}", worker_id, (began_s, at_s), operation, parent=attempt.span_id
         )
+        yield workflow
+        for part, meta in enumerate(facts.trajectories):
+            own = self._span(
+                lease,
+                f"invoke_agent {meta.role}",
+                worker_id,
+                (began_s, at_s),
+                _agent(meta),
+                parent=workflow.span_id,
+            )
+            yield replace(own, span_id=_number(8, workflow.span_id, part))
         if is_dropped:
             return
         if lease.kind != TRAIN:
@@ -214,6 +231,19 @@ class TraceMaker:
 
     def _root_id(self, lease: LeaseId) -> int:
         return _number(8, self._run_id, lease[:3], "episode")
+
+
+def _agent(meta: TrajectoryMeta) -> dict[str, Value]:
+    return {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": meta.role,
+        "gen_ai.request.model": meta.policy,
+        "gen_ai.response.finish_reasons": (meta.finish_reason,),
+        "gen_ai.usage.input_tokens": sum(start for start, _ in meta.turn_spans),
+        "gen_ai.usage.output_tokens": sum(end - start for start, end in meta.turn_spans),
+        "version": meta.newest_version,
+        "reward": meta.reward,
+    }
 
 
 def _number(num_bytes: int, *parts: object) -> int:

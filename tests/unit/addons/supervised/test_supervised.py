@@ -2,25 +2,20 @@
 
 # ruff: noqa: RUF001 - DeepSeek's own tokens
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from astraflow import wire
-from astraflow.addons.supervised.chats import chat_of_row
 from astraflow.addons.supervised.config import SupervisedConfig
 from astraflow.addons.supervised.supervised import Supervised
 from astraflow.errors import DataError
-from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.runner import EpisodeRunner
-from astraflow.types import Episode, Task, Trajectory
-from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task
+from astraflow.types import Episode, Trajectory
+from drivers.rollout_fakes import make_task
+from drivers.supervised_driver import Engine, play
 from drivers.template_driver import FAMILIES, Model, make_template_model
 
 ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}
@@ -57,26 +52,6 @@ EXPECTED = {
 """What precedes a reply after the opening of its turn, how the call is written, and the end token."""
 FORKS = {"qwen3": 1, "glm4_5": 1, "deepseek_r1": 2}
 """Families that drop earlier reasoning: how often the conversation forks."""
-
-
-class Engine(ScriptedEngine):
-    """Serves version 3, and gives each token the logprob of its place: -1/8, -2/8, ..."""
-
-    def __init__(self, max_context: int = 9999) -> None:
-        super().__init__(max_context=max_context)
-        self.slots["live"] = 3
-        self.num_scored = 0
-
-    async def score(self, token_ids: Any) -> NDArray[np.float32]:
-        self.num_scored += 1
-        return -np.arange(1, len(token_ids), dtype=np.float32) / 8
-
-
-def play(model: Model, folder: Path, row: dict[str, Any], engine: Engine, workflow: Supervised) -> Episode:
-    hosted = HostedPolicy(make_policy("actor"), engine, model.renderer, folder)
-    spec = msgspec.json.encode(chat_of_row(row)).decode()
-    task = Task(id="chats/4", source="chats", prompt="", spec=spec)
-    return asyncio.run(EpisodeRunner({"actor": hosted}, workflow, exact).episode(task, seed=1))
 
 
 def spans(model: Model, trajectory: Trajectory) -> tuple[str, list[tuple[int, int, bool]]]:

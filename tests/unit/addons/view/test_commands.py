@@ -8,6 +8,7 @@ from rich.console import Console
 
 from astraflow.addons.view.commands import Output, show_episode, show_episodes
 from astraflow.addons.view.terminal import print_table
+from astraflow.addons.view.trace_formats import rows_of
 from astraflow.cli.main import main
 from astraflow.errors import DataError
 from drivers.view_runs import RunWriter
@@ -74,6 +75,22 @@ def test_episodes_are_written_as_jsonl_and_parquet(run_dir: Path, tmp_path: Path
     assert all(row["completion"] and row["completion"] in row["text"] for row in lines)
     assert lines[0]["messages"] == [{"role": "user", "content": "hello"}]
     assert lines[1]["metrics"] == {"turns": 1.0, "reward/exact": 0.0}
+
+
+@pytest.mark.parametrize("form", ["atif", "trace", "messages"])
+def test_episodes_are_exported_as_traces_with_their_tokens(run_dir: Path, tmp_path: Path, form: str) -> None:
+    show_episodes(run_dir, {"error": "none"}, Output(form, tmp_path / "out.jsonl", 20))
+    documents = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    rows = [row for document in documents for row in rows_of(document)]
+    assert [row["reward"] for row in rows] == [1.0, 0.0]
+    assert [row["id"] for row in rows] == ["run/train/0.1.0/0", "run/train/0.0.0/0"]
+    for row in rows:
+        _, answer = row["messages"]
+        assert (answer["prompt_token_ids"], answer["token_ids"], answer["logprobs"]) == (
+            [0, 1],
+            [2, 3],
+            [-0.5, -2],
+        )
 
 
 def test_the_command_passes_its_filters_on(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,10 @@ def test_each_episode_is_one_trace_across_the_services(tmp_path: Path) -> None:
     attempt = spans["attempt 0"]
     assert (attempt.service, attempt.parent_id) == ("rollout-0", root.span_id)
     assert spans["workflow 0"].parent_id == attempt.span_id
+    agent = spans["invoke_agent actor"]
+    assert agent.parent_id == spans["workflow 0"].span_id
+    assert agent.attributes["gen_ai.request.model"] == "actor"
+    assert agent.attributes["gen_ai.usage.output_tokens"] == 2
     assert spans["table actor"].attributes["fate"] == "trained"
     for span in spans.values():
         assert root.start_s <= span.start_s <= span.end_s <= root.end_s
