@@ -4,6 +4,7 @@ The environment sees this Python's other packages through a folder of links, so 
 tests/long/test_wheel_install.py installs the dependencies too.
 """
 
+import ast
 import importlib.metadata
 import json
 import os
@@ -168,6 +169,20 @@ def files_of(distributions: set[str]) -> set[str]:
         for path in importlib.metadata.files(name) or ()
         if path.parts[0] not in {"..", "__pycache__"}
     }
+
+
+def test_the_extra_test_has_all_that_test_files_import() -> None:
+    """On a fresh machine, `make test` installs nothing else."""
+    needed = required("astraflow[test]")
+    found = importlib.metadata.packages_distributions()
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            for name in {module.partition(".")[0] for module in modules} & found.keys():
+                makers = {re.sub(r"[-_.]+", "-", maker).lower() for maker in found[name]}
+                assert makers & {*needed, "astraflow", "astraflow-conformance"}, (path, name)
 
 
 def test_a_source_archive_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
