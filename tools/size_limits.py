@@ -17,7 +17,7 @@ MAX_FILE = 600
 MAX_FUNCTION = 50
 MAX_FIELDS = 12
 MAX_NESTING = 3
-MAX_CORE = 61_535
+MAX_CORE = 61_350
 NESTING = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)
 LIFT = re.compile(r"#\s*size:\s*\S+")
 

@@ -25,6 +25,7 @@ from astraflow.processes.fork_server import (
 )
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import ProcessSpec
+from drivers.engine_models import make_model_folder
 from drivers.light_server import start_light_server
 
 pytestmark = [
@@ -313,3 +314,24 @@ def test_server_and_services_end_with_a_launcher_that_was_killed(
         psutil.wait_procs([server, service], timeout=10)
         assert not server.is_running()
         assert not service.is_running()
+
+
+_LOADING = """
+import importlib, sys
+from astraflow.cli import fork_server
+for name in fork_server._MODULES:
+    importlib.import_module(name)
+num_before = len(sys.modules)
+from astraflow.models.loading import load_causal_lm
+load_causal_lm(sys.argv[1])
+print(len(sys.modules) - num_before)
+"""
+
+
+def test_services_import_few_modules_of_their_own_to_load_a_model(tmp_path: Path) -> None:
+    """What each service imports after the fork costs its time and memory once more."""
+    folder = make_model_folder(tmp_path / "model")
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADING, str(folder)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) < 100

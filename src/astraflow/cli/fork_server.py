@@ -32,8 +32,9 @@ _MODULES = (
     "astraflow.processes.trainer_process",
     "astraflow.rollout.engines.torch_engine",
     "astraflow.trainer.torch.torch_backend",
+    "transformers.modeling_utils",
 )
-"""What services import, including torch and transformers."""
+"""What services import, including torch."""
 _GC_THRESHOLDS = (50_000, 20, 100)
 """Imported modules stay, so the garbage collector has nothing to do."""
 _MAX_FDS = 16
