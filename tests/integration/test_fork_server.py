@@ -25,7 +25,7 @@ from astraflow.processes.fork_server import (
 )
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import ProcessSpec
-from drivers.engine_models import make_model_folder
+from drivers.engine_models import make_random_model
 from drivers.light_server import start_light_server
 
 pytestmark = [
@@ -330,8 +330,12 @@ print(len(sys.modules) - num_before)
 
 def test_services_import_few_modules_of_their_own_to_load_a_model(tmp_path: Path) -> None:
     """What each service imports after the fork costs its time and memory once more."""
-    folder = make_model_folder(tmp_path / "model")
+    make_random_model("qwen3").save_pretrained(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", _LOADING, str(folder)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", _LOADING, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert int(done.stdout) < 100
